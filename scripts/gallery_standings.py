@@ -153,7 +153,7 @@ def standings(job: Path) -> Standings:
     """
     search = tuning(job)
     settings = settings_of([load(path) for path in find_runs([search.out / "best"])])
-    lacking = {cell.space.name for cell in search.cells} - {one.name for one in settings}
+    lacking = {study.space.name for study in search.studies} - {one.name for one in settings}
     if lacking:
         raise ValueError(f"{job}: no runs of {', '.join(sorted(lacking))} in {search.out / 'best'}")
     first = settings[0]
@@ -165,7 +165,7 @@ def standings(job: Path) -> Standings:
     level = _level([_reached(one, metric) for one in settings], maximised)
     reached = Rule(metric, target=level)
     entries = [Entry(one, _tuned(one, search), finals[one], _paid(one, reached)) for one in settings]
-    problem = type(search.cells[0].config(search.cells[0].space.costliest).problem)
+    problem = type(search.studies[0].config(search.studies[0].space.costliest).problem)
     return Standings(problem, metric, maximised, level, entries, search)
 
 
@@ -197,6 +197,6 @@ def _paid(setting: Setting, rule: Rule) -> dict[str, dict[int, float]]:
 
 
 def _tuned(setting: Setting, search: Tuning) -> str:
-    (space,) = {cell.method: cell.space for cell in search.cells if cell.space.name == setting.name}.values()
+    (space,) = {study.method: study.space for study in search.studies if study.space.name == setting.name}.values()
     values = {key: setting.settings.get(f"algorithm.{key}") for key in space.open}
     return ", ".join(f"{key} = {value}" for key, value in values.items() if value is not None)

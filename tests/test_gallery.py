@@ -63,7 +63,7 @@ def solves(method: str, table: dict) -> bool:
 def test_a_job_lists_every_method_that_solves_its_problem(problem):
     search = tuning(JOBS[problem])
     table = search.table
-    listed = [cell.space.name for cell in search.cells]
+    listed = [study.space.name for study in search.studies]
     fitting = {method for method in ALGORITHMS if solves(method, table)}
     assert set(listed) == fitting and len(listed) == len(fitting), (
         f"jobs/gallery/{problem}.toml lacks {sorted(fitting - set(listed))}, has beside what solves its "
@@ -75,7 +75,7 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
 @pytest.mark.parametrize("problem", JOBS)
 def test_a_job_has_a_metric_for_selection(problem):
     search = tuning(JOBS[problem])
-    assert probe(search.cells[0], SerialComm()).selection_metric(search.tune.metric)
+    assert probe(search.studies[0], SerialComm()).selection_metric(search.tune.metric)
 
 
 def test_every_problem_has_a_job_or_a_reason():
@@ -87,7 +87,7 @@ def test_a_page_matches_its_job(problem):
     """Its runs are not stored, so only the methods are compared: those of the job, each once."""
     lines = (PAGES / f"{problem}.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split(" | ") for line in lines if line[:2] == "| " and line[2].isdigit()]
-    listed = [cell.space.name for cell in tuning(JOBS[problem]).cells]
+    listed = [study.space.name for study in tuning(JOBS[problem]).studies]
     assert sorted(row[1] for row in rows) == sorted(listed)
     path = PAGES / f"{problem}.png"
     assert Image.open(path).width == 1200 and path.stat().st_size < 120_000
@@ -156,11 +156,11 @@ def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("Saddle.toml").write_text(TWO)
     search = tuning("Saddle.toml")
-    for cell in search.cells:
+    for study in search.studies:
         for seed in (100, 101):
-            settings = cell.space.costliest
-            table = cell.config(settings, seed).table()
-            table["run"]["out"] = f"runs/Saddle/best/{cell.method}-{seed}"
+            settings = study.space.costliest
+            table = study.config(settings, seed).table()
+            table["run"]["out"] = f"runs/Saddle/best/{study.method}-{seed}"
             mpifed.run(Config.from_table(table))
     found = standings(Path("Saddle.toml"))
     first = found.entries[0]

@@ -13,7 +13,7 @@ from importlib import resources
 
 from mpifed.base.settings import suggest
 
-__all__ = ["bibliography", "bibtex", "cites_of", "plain"]
+__all__ = ["bibliography", "bibtex", "cites_of", "format_reference"]
 
 _ENTRY = re.compile(r"^@\w+\{([^,\s]+),\n.*?^\}", re.M | re.S)
 _FIELD = re.compile(r"^ *(\w+) *= \{(.*)\},?$", re.M)
@@ -27,10 +27,10 @@ def bibliography() -> dict[str, str]:
     return {match[1]: match[0] for match in _ENTRY.finditer(text)}
 
 
-def cites_of(name: str, thing: object) -> tuple[str, ...]:
-    """Return the keys in ``thing.cites`` and those of the entries with the keyword ``name``."""
-    named = (key for key in bibliography() if name in _fields(key).get("keywords", "").split(", "))
-    return tuple(dict.fromkeys((*getattr(thing, "cites", ()), *named)))
+def cites_of(name: str, cls: object) -> tuple[str, ...]:
+    """Return the keys in ``cls.cites`` and those of the entries with the keyword ``name``."""
+    by_keyword = (key for key in bibliography() if name in _fields(key).get("keywords", "").split(", "))
+    return tuple(dict.fromkeys((*getattr(cls, "cites", ()), *by_keyword)))
 
 
 def bibtex(keys: Iterable[str]) -> str:
@@ -42,7 +42,7 @@ def bibtex(keys: Iterable[str]) -> str:
     return "\n\n".join(_entry(key) for key in keys)
 
 
-def plain(key: str) -> str:
+def format_reference(key: str) -> str:
     """Return an entry as one line, "authors: title. Venue, year."
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import rich.console
 from rich.segment import Segment
 
-from mpifed.base.log import visible
+from mpifed.base.log import escape_control
 
 __all__ = ["Console"]
 
@@ -18,4 +18,4 @@ class Console(rich.console.Console):
     def render(self, renderable, options=None) -> Iterable[Segment]:
         """Yield the segments with escaped text."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else visible(text), style, control)
+            yield Segment(text if control else escape_control(text), style, control)

@@ -14,65 +14,64 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["PACKED", "contents", "digest", "digest_at", "names_in"]
+__all__ = ["OPENERS", "folder_chunks", "digest", "digest_of_path", "relative_names"]
 
 #: Suffix of compressed files → function that opens them.
-PACKED = {".gz": gzip.open, ".xz": lzma.open}
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 #: Bytes per read.
 _CHUNK = 2**20
-#: Path, inode, size, mtime and ctime of each hashed file. No program can set back the time of the last change
-#: of an inode (ctime).
+#: Path, inode, size, mtime and ctime of each hashed file. Unlike mtime, programs cannot set the ctime.
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
-def digest(parts: Iterable) -> str:
-    """Return the SHA-256 (hexadecimal) of the concatenation of ``parts``."""
+def digest(chunks: Iterable) -> str:
+    """Return the SHA-256 (hexadecimal) of the concatenation of ``chunks``."""
     total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
+    for chunk in chunks:
+        total.update(chunk)
     return total.hexdigest()
 
 
-def names_in(folder: Path) -> list[str]:
+def relative_names(folder: Path) -> list[str]:
     """Return the relative names of all files below a folder, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def contents(folder: Path, names: Iterable[str]) -> Iterator[bytes]:
-    """Yield the names and contents of files in a folder, from which the folder's digest is computed."""
+def folder_chunks(folder: Path, names: Iterable[str]) -> Iterator[bytes]:
+    """Yield the bytes from which the digest of a folder is computed: the name and content of each file."""
     for name in names:
         yield os.fsencode(name) + b"\0"
-        yield from _parts(folder / name, open)
+        yield from _chunks(folder / name, open)
 
 
-def digest_at(place: str) -> str | None:
+def digest_of_path(path_text: str) -> str | None:
     """Return the current digest of the file or folder at a path; ``None`` if it cannot be read.
 
-    Each state of a file is read once per process.
+    A file is read again only if its size, times or inode have changed.
     """
-    path = Path(place)
+    path = Path(path_text)
     try:
         if path.is_dir():
-            return _digest(place, tuple(_state(path / name) for name in names_in(path)))
-        return _digest(place, (_state(path),))
+            return _digest(path_text, tuple(_file_state(path / name) for name in relative_names(path)))
+        return _digest(path_text, (_file_state(path),))
     except (OSError, EOFError, ValueError, lzma.LZMAError):  # missing, damaged, or not a path
         return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _digest(place: str, state: _Signature) -> str:
-    path = Path(place)
+def _digest(path_text: str, state: _Signature) -> str:
+    path = Path(path_text)
     if path.is_dir():
-        return digest(contents(path, names_in(path)))
-    return digest(_parts(path, PACKED.get(path.suffix, open)))
+        return digest(folder_chunks(path, relative_names(path)))
+    return digest(_chunks(path, OPENERS.get(path.suffix, open)))
 
 
-def _state(path: Path) -> tuple[str, int, int, int, int]:
-    known = path.stat()
-    return str(path), known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns
+def _file_state(path: Path) -> tuple[str, int, int, int, int]:
+    stat = path.stat()
+    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _parts(path: Path, opened) -> Iterator[bytes]:
-    with opened(path, "rb") as file:
+def _chunks(path: Path, open_file) -> Iterator[bytes]:
+    with open_file(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk

@@ -32,16 +32,16 @@ _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
 #: File names of the import system and of generated code.
 _GENERATED = ("<frozen ", "<string>")
 #: Maximum number of characters of a value, a name or a file name in a message.
-LONGEST = 200
+MAX_LENGTH = 200
 #: Maximum number of errors in a message.
-MANY = 20
+MAX_ERRORS = 20
 
 
 def truncate(text: str) -> str:
-    """Shorten a long text for a message to its two ends and its length."""
-    if len(text) <= LONGEST:
+    """Replace the middle of a long text by the text's length."""
+    if len(text) <= MAX_LENGTH:
         return text
-    end = LONGEST // 2 - 20
+    end = MAX_LENGTH // 2 - 20
     return f"{text[:end]} ... ({len(text):,} characters) ... {text[-end:]}"
 
 
@@ -65,13 +65,13 @@ _SHORT = _Short()
 
 
 def join_lines(errors: Sequence, sentence: Callable[[Any], str]) -> str:
-    """Return one line per error, at most :data:`MANY` lines, as one text."""
-    more = [f"... and {len(errors) - MANY:,} more"] if len(errors) > MANY else []
-    return "\n".join([*map(sentence, errors[:MANY]), *more])
+    """Format each error by ``sentence`` and join the lines, at most :data:`MAX_ERRORS`."""
+    more = [f"... and {len(errors) - MAX_ERRORS:,} more"] if len(errors) > MAX_ERRORS else []
+    return "\n".join([*map(sentence, errors[:MAX_ERRORS]), *more])
 
 
 def short_repr(value) -> str:
-    """Return the ``repr`` of a value, shortened to about :data:`LONGEST` characters for messages."""
+    """Return the ``repr`` of a value, shortened to about :data:`MAX_LENGTH` characters for messages."""
     return truncate(_SHORT.repr(value))
 
 
@@ -100,7 +100,7 @@ class PluginError(ValueError):
 def user_code_errors(
     what: str, round: int | None = None, phase: str = "", clients: Sequence[int] = ()
 ) -> Iterator[None]:
-    """A context for a call of user code, whose exceptions then name the function, the round and the clients.
+    """A context for a call of user code: its exceptions name the function, the round and the clients.
 
     Args:
         what: description of the function.
@@ -108,8 +108,9 @@ def user_code_errors(
 
     Raises:
         ContractError: the function violates the contract.
-        PluginError: the function has raised another exception. If no line of user code is involved, failed
-            allocations and, outside of rounds, ValueErrors and OSErrors are raised unchanged.
+        PluginError: the function has raised another exception.
+        MemoryError, RuntimeError, ValueError, OSError: raised unchanged if no line of user code is involved:
+            failed allocations, and outside of rounds ValueErrors and OSErrors.
     """
     when = "" if round is None else f" in round {round}"
     try:
@@ -119,13 +120,15 @@ def user_code_errors(
             raise
         raise ContractError(f"{what}{when}: {error}") from error
     except Exception as error:  # user code may raise anything
-        is_clear = is_out_of_memory(error) or (round is None and isinstance(error, ValueError | OSError))
-        if is_clear and not user_frames(error):
+        is_self_explanatory = is_out_of_memory(error) or (
+            round is None and isinstance(error, ValueError | OSError)
+        )
+        if is_self_explanatory and not user_frames(error):
             raise
-        many = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
-        whom = f" for client{many or f' {clients[0]}'}" if len(clients) else ""
+        plural = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
+        for_clients = f" for client{plural or f' {clients[0]}'}" if len(clients) else ""
         text = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
-        raise PluginError(f"{what} failed{when}{whom}: {text}", round, phase, clients) from error
+        raise PluginError(f"{what} failed{when}{for_clients}: {text}", round, phase, clients) from error
 
 
 #: Part of a message of torch or Python → the likely cause in a method or a problem.
@@ -179,7 +182,7 @@ def user_frames(error: BaseException) -> str:
     Frames of this package, of installed packages and of the standard library are omitted. For a syntax error,
     the invalid line is added.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_user_code(one.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     lines = traceback.StackSummary.from_list(frames).format()  # abbreviates recursions
     if isinstance(error, SyntaxError) and error.filename:
         lines += [f'  File "{error.filename}", line {error.lineno}\n', f"    {(error.text or '').strip()}\n"]
@@ -191,5 +194,5 @@ def _is_user_code(filename: str) -> bool:
     if filename.startswith(_GENERATED):
         return False
     path = Path(filename).resolve()
-    foreign = path.is_relative_to(_PACKAGE) or path.is_relative_to(_PYTHON)
-    return not foreign and not {"site-packages", "dist-packages"} & set(path.parts)
+    installed = path.is_relative_to(_PACKAGE) or path.is_relative_to(_PYTHON)
+    return not installed and not {"site-packages", "dist-packages"} & set(path.parts)

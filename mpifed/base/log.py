@@ -12,7 +12,16 @@ import sys
 import traceback
 from types import TracebackType
 
-__all__ = ["LOG", "PHASES", "figure_text", "info", "print_error", "print_traceback", "visible", "warning"]
+__all__ = [
+    "LOG",
+    "PHASES",
+    "escape_mathtext",
+    "info",
+    "print_error",
+    "print_traceback",
+    "escape_control",
+    "warning",
+]
 
 LOG = logging.getLogger("mpifed")
 LOG.addHandler(logging.NullHandler())
@@ -27,39 +36,41 @@ _RANGES = (
     *((0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0)),
     *((0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A)),
 )
-_HIDDEN = {
+_CONTROL = {
     code: f"\\u{code:04x}"
     for start, stop in _RANGES
     for code in range(start, stop)
     if chr(code) not in "\n\t"
 }
-_LINE = _HIDDEN | {ord("\n"): "\\n", ord("\t"): "\\t"}
+_CONTROL_AND_BREAKS = _CONTROL | {ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
-def visible(text: str, line: bool = False) -> str:
-    """Escape control characters of a text, as in ``\\u001b``.
+def escape_control(text: str, line: bool = False) -> str:
+    """Replace control characters by escape sequences such as ``\\u001b``.
 
-    Names and messages may come from files of unknown origin, and must not control the terminal.
+    Names and messages may come from untrusted files and must not control the terminal.
 
     Args:
         line: also escape newlines and tabs.
     """
-    return text.translate(_LINE if line else _HIDDEN)
+    return text.translate(_CONTROL_AND_BREAKS if line else _CONTROL)
 
 
-def figure_text(text: str) -> str:
-    """Escape a text for matplotlib: dollar signs, which begin a formula, and control characters."""
-    return visible(text, line=True).replace("$", r"\$")
+def escape_mathtext(text: str) -> str:
+    """Escape dollar signs, which delimit formulas in matplotlib, and control characters."""
+    return escape_control(text, line=True).replace("$", r"\$")
 
 
 def print_error(text: str) -> None:
     """Print text on standard error and flush."""
-    print(visible(text), file=sys.stderr, flush=True)
+    print(escape_control(text), file=sys.stderr, flush=True)
 
 
-def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def print_traceback(
+    error_type: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print a traceback on standard error. The arguments are those of ``sys.excepthook``."""
-    print_error("".join(traceback.format_exception(kind, error, trace)).rstrip())
+    print_error("".join(traceback.format_exception(error_type, error, trace)).rstrip())
 
 
 def info(text: str) -> None:
@@ -78,4 +89,4 @@ def warning(text: str) -> None:
 def _show(line: str) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped]  # loading it takes time that commands without messages save
 
-    tqdm.write(visible(line), file=sys.stderr)
+    tqdm.write(escape_control(line), file=sys.stderr)

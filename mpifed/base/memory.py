@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["gib", "host_memory"]
+__all__ = ["format_bytes", "host_memory"]
 
 
 def host_memory() -> int:
@@ -16,13 +16,13 @@ def host_memory() -> int:
     except OSError:
         lines = []
     for line in lines:
-        _, kinds, place = line.split(":", 2)
-        if kinds in ("", "memory"):
-            root = Path("/sys/fs/cgroup", kinds)
-            folder = root / place.lstrip("/")
-            for one in (folder, *folder.parents):
-                if one.is_relative_to(root):
-                    limits += _limit(one)
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = Path("/sys/fs/cgroup", controllers)
+            folder = root / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                if group.is_relative_to(root):
+                    limits += _limit(group)
     return min(limits)
 
 
@@ -36,7 +36,7 @@ def _limit(group: Path) -> list[int]:
     return []
 
 
-def gib(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Format a number of bytes in MiB, GiB or TiB."""
     if size < 2**30:
         return f"{size / 2**20:,.1f} MiB"

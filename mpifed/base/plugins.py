@@ -1,11 +1,11 @@
-"""User-defined objects: source files as modules, classes and functions by name, and digests of their sources.
+"""User-defined objects: loading classes and functions from source files, and digests of these files.
 
-A setting that is a choice also accepts ``"./file.py:Name"`` or ``{ name = "./file.py:Name", width = 64 }``
-instead of a name of the package, and in Python an object. The choice states which objects it accepts by a
-subclass of :class:`UserObject`::
+A setting that is chosen by name (``base.settings.choice``) also accepts ``"./file.py:Name"`` or
+``{ name = "./file.py:Name", width = 64 }`` instead of a built-in name, and in Python an object. A subclass of
+:class:`UserObject` defines which objects it accepts::
 
     class Module(UserObject):
-        kind = "an nn.Module class, or a function that returns one"
+        expected = "an nn.Module class, or a function that returns one"
 
     Model = choice("model", MODELS, Module)
 
@@ -13,9 +13,9 @@ The value of the setting is then a ``Module``. Like a user-defined method or pro
 absolute name and the SHA-256 digest of its file. Both are stored with the run, and a run cannot be resumed
 with another source.
 
-A file is executed once for each state of its source, as a module whose name contains a digest of its path, so
-that files of the same name do not replace each other. While it is loaded, modules in its folder take
-precedence over all others; later, all others take precedence.
+A file is executed again only if its source has changed. The name of its module contains a digest of its path,
+so that files of the same name do not replace each other. While a file is loaded, its folder is first on
+``sys.path``; afterwards it is last, so that the user's modules do not shadow others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
     "is_user_defined",
     "load_object",
     "origin_of",
-    "plugin",
+    "plugin_of",
     "plugins_of",
     "refused_code",
 ]
@@ -61,7 +61,7 @@ __all__ = [
 _loaded: dict[str, str] = {}
 #: Folders of these files.
 _folders: set[Path] = set()
-#: The remedy in errors if user code must not be loaded; "" if it may be.
+#: "" if user code may be loaded, otherwise the end of the error message.
 _remedy: contextvars.ContextVar[str] = contextvars.ContextVar("remedy", default="")
 
 
@@ -78,7 +78,7 @@ def refused_code(remedy: str) -> Iterator[None]:
 def expect_code_allowed(name: str) -> None:
     """Raise a :class:`ConfigError` if user code must not be loaded; ``name`` is the name that requires it."""
     if remedy := _remedy.get():
-        raise ConfigError(f"{truncate(name)} is code, which would be executed: {remedy}")
+        raise ConfigError(f"{truncate(name)} is user-defined code, which would be executed: {remedy}")
 
 
 def is_user_defined(name: str) -> bool:
@@ -112,7 +112,7 @@ def load_object(name: str, fits: Callable[[Any], bool]) -> tuple[ModuleType, str
         ]
         hint = suggest(attribute, options) if options else "(it defines nothing of the expected type)"
         place = truncate(place)
-        lack = f"has no {short_repr(attribute)}" if attribute else f"is a file, expected {place}:Name"
+        lack = f"has no {short_repr(attribute)}" if attribute else f"names no object, expected {place}:Name"
         raise ConfigError(f"{place} {lack}: {hint}") from None
 
 
@@ -136,7 +136,7 @@ def load_file(path: str) -> ModuleType:
     except (OSError, ValueError):  # the name is too long or contains characters that no name may contain
         found = False
     if not found:
-        raise ConfigError(f"there is no file {truncate(path)} (looked in {Path.cwd()})")
+        raise ConfigError(f"there is no file {truncate(path)} (working directory: {Path.cwd()})")
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
     if script and Path(script).resolve() == file:
@@ -150,7 +150,7 @@ def load_file(path: str) -> ModuleType:
 
 def _execute(file: Path, source: bytes, name: str) -> None:
     tree = ast.parse(source, str(file))
-    _expect_own_neighbours(tree, file)
+    _expect_no_name_clash(tree, file)
     spec: Any = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
     before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look up their module
@@ -179,23 +179,23 @@ def _first_on_path(folder: Path) -> Iterator[None]:
             sys.path.append(str(folder))
 
 
-def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
+def _expect_no_name_clash(tree: ast.Module, file: Path) -> None:
     """Raise a :class:`ConfigError` if the source imports a module of its folder, but a module of the same
     name from the folder of another user's file is already imported."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {one.name.partition(".")[0] for one in node.names}
+            names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add((node.module or "").partition(".")[0])
     for name in sorted(names):
         places = (file.parent / f"{name}.py", file.parent / name / "__init__.py")
-        own = next((place for place in places if place.is_file()), None)
+        local = next((place for place in places if place.is_file()), None)
         imported = getattr(sys.modules.get(name), "__file__", None)
-        if own and imported and Path(imported) != own and _folders & set(Path(imported).parents[:2]):
+        if local and imported and Path(imported) != local and _folders & set(Path(imported).parents[:2]):
             raise ConfigError(
-                f"{file} imports {name!r}, which in this process is {imported} and not {own}: "
-                "rename one of the two"
+                f"{file} imports {name!r}: expected {local}, but {imported} of the same name is already "
+                "imported: rename one of the two"
             )
 
 
@@ -220,7 +220,7 @@ def call_user_code(what: str, function: Callable):
     """Call a function that runs user code, and report its errors with the lines of that code.
 
     Args:
-        what: description of the failure, "./file.py cannot be loaded".
+        what: beginning of the message, such as "./file.py cannot be loaded".
 
     Raises:
         ConfigError: ``what``, the error's message and the frames of user code.
@@ -263,7 +263,7 @@ def _digest(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-#: End of the name of an object that was passed in Python.
+#: End of the stored name of an object that was passed in Python.
 _INSTANCE = re.compile(r" \(an instance, [0-9a-f]{12}\)$")
 
 
@@ -278,21 +278,21 @@ class UserObject:
     Attributes:
         name: ``/folder/file.py:Name`` or ``package.module:Name``; for an object, its class and a part of the
             digest.
-        digest: SHA-256 (hexadecimal) of the source; for an object, of the source and its contents. "" without
-            a file.
+        digest: SHA-256 (hexadecimal) of the source file, "" without a file; for an object, of the source and
+            the :meth:`fingerprint`.
         settings: keyword arguments of a class or a function.
-        given: the class or function, or the object.
+        given: the class, function or object itself.
     """
 
-    #: Description of the expected type.
-    kind: ClassVar[str]
+    #: Description of the expected type in messages.
+    expected: ClassVar[str]
 
     def __init__(self, name: str, digest: str, settings: dict[str, Any], given: Any):
         self.name, self.digest, self.settings, self.given = name, digest, settings, given
 
     @classmethod
     def fits(cls, value: Any) -> bool:
-        """Return whether a value in a file is of the expected type."""
+        """Return whether an attribute of a user's module is of the expected type."""
         return callable(value)
 
     @classmethod
@@ -301,7 +301,7 @@ class UserObject:
         return None
 
     @classmethod
-    def of(cls, value: Any, what: str) -> UserObject | None:
+    def from_value(cls, value: Any, what: str) -> UserObject | None:
         """Return the user-defined object that the value of a setting refers to.
 
         Args:
@@ -319,7 +319,7 @@ class UserObject:
         settings = dict(value) if isinstance(value, dict) else {}
         name = settings.pop("name", None) if isinstance(value, dict) else value
         if not isinstance(name, str):
-            return cls._of_instance(value)
+            return cls._from_instance(value)
         if not is_user_defined(name):
             return None
         if is_instance(name):
@@ -329,7 +329,7 @@ class UserObject:
             )
         module, attribute, given = load_object(name, cls.fits)
         if not cls.fits(given):
-            raise ConfigError(f"{truncate(name)}: expected {cls.kind}, got {short_repr(given)}")
+            raise ConfigError(f"{truncate(name)}: expected {cls.expected}, got {short_repr(given)}")
         cls._expect(given, settings, f"{what} {attribute}")
         return cls(f"{origin_of(module)}:{attribute}", digest_of(module.__name__), settings, given)
 
@@ -339,13 +339,13 @@ class UserObject:
         _expect_arguments(given, settings, what)
 
     @classmethod
-    def _of_instance(cls, value: Any) -> UserObject | None:
+    def _from_instance(cls, value: Any) -> UserObject | None:
         fingerprint = cls.fingerprint(value)
         if fingerprint is None:
             return None
-        kind = type(value)
-        digest = _digest(f"{digest_of(kind.__module__)}\n{fingerprint}".encode())
-        name = f"{origin_of(sys.modules[kind.__module__])}:{kind.__qualname__}"
+        defined = type(value)
+        digest = _digest(f"{digest_of(defined.__module__)}\n{fingerprint}".encode())
+        name = f"{origin_of(sys.modules[defined.__module__])}:{defined.__qualname__}"
         return cls(f"{name} (an instance, {digest[:12]})", digest, {}, value)
 
     @property
@@ -383,7 +383,7 @@ class Plugin(NamedTuple):
 
 
 @functools.cache
-def plugin(cls: type) -> Plugin | None:
+def plugin_of(cls: type) -> Plugin | None:
     """Return the identity of a user-defined class; ``None`` for a method or a problem of the package."""
     if cls.__module__.startswith(("mpifed.algorithms.", "mpifed.problems.")):
         return None
@@ -396,7 +396,7 @@ def plugins_of(section: str, instance) -> dict[str, Plugin]:
     """Return the user-defined parts of a method or a problem: its class under ``section``, and the values of
     its settings under ``section.setting``."""
     cls: Any = type(instance)
-    found = {section: identity} if (identity := plugin(cls)) else {}
+    found = {section: identity} if (identity := plugin_of(cls)) else {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name, None)
         if isinstance(value, UserObject):
@@ -415,9 +415,10 @@ def _expect_arguments(function, settings: dict[str, Any], what: str) -> None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # not written in Python
         return
-    named = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {parameter.name: parameter for parameter in parameters if parameter.kind in keyword}
     wrong = [key for key in settings if key not in named]
-    if wrong and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ConfigError(f"{what} has no setting {short_repr(wrong[0])}: {suggest(wrong[0], named)}")
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in settings:

@@ -41,7 +41,7 @@ __all__ = [
     "explain",
     "explain_record",
     "file_name",
-    "first",
+    "join_names",
     "flatten",
     "hyperparameters",
     "json_schema",
@@ -54,10 +54,10 @@ __all__ = [
 
 #: pydantic's types of the error that a required setting is missing.
 _MISSING = {"missing", "missing_argument"}
-#: Maximum number of options that a message lists in full, and number that it lists otherwise.
-MANY, SHOWN = 30, 5
-#: Range of integers without bounds of their own: 64 bits.
-LEAST, MOST = -(2**63), 2**63 - 1
+#: Maximum number of options that a message lists; of a longer list it has only this number of similar ones.
+MAX_OPTIONS, MAX_CLOSE = 30, 5
+#: Range of integer settings that declare no bounds: 64 bits, as in TOML.
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 #: Keys of a core schema whose values contain no schemas.
 _NO_SCHEMA = {"cls", "config", "default", "metadata", "ref", "serialization"}
 
@@ -78,22 +78,24 @@ class Strict:
 def _strict(schema: Any, infinite: bool = False) -> Any:
     """Make plain values of a pydantic core schema strict; ``infinite`` admits infinite floats, not NaN."""
     if isinstance(schema, list | tuple):
-        return type(schema)(_strict(part, infinite) for part in schema)
+        return type(schema)(_strict(inner, infinite) for inner in schema)
     if not isinstance(schema, dict):
         return schema
-    kind = schema.get("type")
-    if kind == "default":
+    schema_type = schema.get("type")
+    if schema_type == "default":
         default = schema.get("default")
         infinite = isinstance(default, float) and math.isinf(default)
-    if kind not in ("int", "float", "bool", "str"):
-        return {key: part if key in _NO_SCHEMA else _strict(part, infinite) for key, part in schema.items()}
-    below, above = {"ge", "gt"} & schema.keys(), {"le", "lt"} & schema.keys()
+    if schema_type not in ("int", "float", "bool", "str"):
+        return {
+            key: inner if key in _NO_SCHEMA else _strict(inner, infinite) for key, inner in schema.items()
+        }
+    has_lower, has_upper = {"ge", "gt"} & schema.keys(), {"le", "lt"} & schema.keys()
     strict = schema | {"strict": True}
-    if kind == "int":
-        strict |= ({} if below else {"ge": LEAST}) | ({} if above else {"le": MOST})
-    elif kind == "float":
+    if schema_type == "int":
+        strict |= ({} if has_lower else {"ge": MIN_INTEGER}) | ({} if has_upper else {"le": MAX_INTEGER})
+    elif schema_type == "float":
         strict["allow_inf_nan"] = infinite or schema.get("allow_inf_nan", False)
-        if infinite and not below | above:
+        if infinite and not has_lower | has_upper:
             strict["ge"] = -math.inf  # any bound refuses NaN
     return core_schema.no_info_before_validator_function(_as_python, strict)
 
@@ -109,23 +111,23 @@ class Section(Strict, BaseModel):
 
 
 def _with_config_errors(decorate: Callable[[type], type]) -> Callable[[type], type]:
-    """Extend a decorator: its classes are strict and raise a :class:`ConfigError`, one line per error."""
+    """Extend pydantic's dataclass decorator: classes validate strictly and raise a :class:`ConfigError`."""
 
     def decorator(cls: type) -> type:
         cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]  # type: ignore[attr-defined]
-        made: Any = decorate(cls)
-        validate = made.__init__
+        decorated: Any = decorate(cls)
+        validate = decorated.__init__
 
         @functools.wraps(validate)
         def __init__(self, *values, **settings):
             try:
                 validate(self, *values, **settings)
             except ValidationError as error:
-                text = explain(error.errors(), type(self).__name__, _names(made))
+                text = explain(error.errors(), type(self).__name__, _names(decorated))
                 raise ConfigError(text) from None
 
-        made.__init__ = __init__
-        return made
+        decorated.__init__ = __init__
+        return decorated
 
     return decorator
 
@@ -139,7 +141,7 @@ else:
     #: Decorator of a method or of another frozen record of settings.
     hyperparameters = _with_config_errors(_dataclass(frozen=True, config=_CONFIG))
 
-    #: Decorator of a problem. Settings are keyword arguments, and the problem may set further attributes.
+    #: Decorator of a problem, which is not frozen. Settings are keyword arguments.
     problem_settings = _with_config_errors(_dataclass(kw_only=True, config=_CONFIG))
 
 
@@ -151,13 +153,13 @@ class Preset:
     """
 
     #: All presets, in the order of their creation.
-    made: ClassVar[list[Preset]] = []
+    instances: ClassVar[list[Preset]] = []
 
     def __init__(self, name: str, cls: Any, doc: str, **fixed: Any):
         self.cls, self.fixed = cls, fixed
         self.__name__ = self.__qualname__ = name
         self.__doc__, self.__module__ = doc, cls.__module__
-        Preset.made.append(self)
+        Preset.instances.append(self)
 
     def __call__(self, **settings):
         return build(self, settings, self.__name__)
@@ -178,8 +180,8 @@ class Preset:
     @property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self.cls)
-        free = [one for name, one in signature.parameters.items() if name not in self.fixed]
-        return signature.replace(parameters=[one.replace(kind=one.KEYWORD_ONLY) for one in free])
+        free = [p for name, p in signature.parameters.items() if name not in self.fixed]
+        return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in free])
 
     def matches(self, instance: Any) -> bool:
         """Return whether the preset can create this instance."""
@@ -188,19 +190,19 @@ class Preset:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they were shown when the instance was created
-                made = dataclasses.replace(instance, **self.fixed)
+                candidate = dataclasses.replace(instance, **self.fixed)
         except ValueError:  # the fixed settings do not fit the others
             return False
-        return all(getattr(made, name) == getattr(instance, name) for name in self.fixed)
+        return all(getattr(candidate, name) == getattr(instance, name) for name in self.fixed)
 
 
 def preset_of(instance) -> Preset | None:
     """Return the first preset that can create this instance; ``None`` if there is none."""
-    return next((preset for preset in Preset.made if preset.matches(instance)), None)
+    return next((preset for preset in Preset.instances if preset.matches(instance)), None)
 
 
 def title(instance) -> str:
-    """Return the name by which a method or a problem is shown: that of its preset or of its class."""
+    """Return the displayed name of a method or a problem: the name of its preset, or of its class."""
     return (preset_of(instance) or type(instance)).__name__
 
 
@@ -221,21 +223,28 @@ def _names(cls) -> list[str]:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Return the end of an error message: the closest option, and the options; of many only the closest."""
+    """Return the end of an error message: the option most similar to ``name``, and the list of options.
+
+    A long list is shortened to the most similar options.
+    """
     options = sorted(options)
     lower = {option.lower(): option for option in options}
     # Truncated, because comparing a text of a megabyte takes minutes; no option is as long as the limit.
-    close = difflib.get_close_matches(truncate(name).lower(), lower, n=SHOWN)
+    close = difflib.get_close_matches(truncate(name).lower(), lower, n=MAX_CLOSE)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
-    if len(options) > MANY:
-        return f"{hint}(options: {', '.join([*(lower[one] for one in close), '...'])}, see `mpifed list`)"
+    if len(options) > MAX_OPTIONS:
+        return (
+            f"{hint}(options: {', '.join([*(lower[option] for option in close), '...'])}, see `mpifed list`)"
+        )
     return f"{hint}(options: {', '.join(options)})" if options else "(it has no settings)"
 
 
-def first(names: Iterable[str]) -> str:
-    """Return names as a list for a message; of many the first."""
+def join_names(names: Iterable[str]) -> str:
+    """Join names by commas for a message. A long list is shortened to its first names."""
     names = list(names)
-    return ", ".join(names if len(names) <= MANY else [*names[: MANY // 3], "... (see `mpifed list`)"])
+    return ", ".join(
+        names if len(names) <= MAX_OPTIONS else [*names[: MAX_OPTIONS // 3], "... (see `mpifed list`)"]
+    )
 
 
 def build(cls: type | Preset, settings: dict[str, Any], what: str):
@@ -250,35 +259,41 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{cls.__name__} must be a dataclass whose fields are its settings")
     known = _names(cls)
-    wrong = [key for key in settings if key not in known]
-    if wrong:
+    unknown = [key for key in settings if key not in known]
+    if unknown:
         raise ConfigError(
-            join_lines(wrong, lambda key: f"{what} has no setting {short_repr(key)}: {suggest(key, known)}")
+            join_lines(unknown, lambda key: f"{what} has no setting {short_repr(key)}: {suggest(key, known)}")
         )
     fixed: dict[str, Any]
-    kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
+    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        return _validator(kind).validate_python(settings | fixed)
+        return _validator(settings_class).validate_python(settings | fixed)
     except ValidationError as error:
         errors = error.errors()
-        lacks = any(one["type"] in _MISSING for one in errors) and kind.__module__.startswith("mpifed.")
-        hint = f"\n`mpifed info {getattr(kind, 'choice_name', cls.__name__)}` explains it" if lacks else ""
+        missing = any(error["type"] in _MISSING for error in errors) and settings_class.__module__.startswith(
+            "mpifed."
+        )
+        hint = (
+            f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
+            if missing
+            else ""
+        )
         raise ConfigError(explain(errors, what) + hint) from None
 
 
 @functools.cache
-def _validator(kind: type) -> TypeAdapter:
+def _validator(cls: type) -> TypeAdapter:
     """Return the strict validator of a class. Cached, because creating one takes milliseconds."""
-    return TypeAdapter(Annotated[kind, Strict])  # type: ignore[arg-type]
+    return TypeAdapter(Annotated[cls, Strict])  # type: ignore[arg-type]
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """Return the fields of a model that hold a record of options, as name → record."""
     return {
-        name: one
+        name: annotation
         for name, field in model.model_fields.items()
-        for one in (field.annotation, *typing.get_args(field.annotation))
-        if isinstance(one, type) and issubclass(one, BaseModel)
+        for annotation in (field.annotation, *typing.get_args(field.annotation))
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel)
     }
 
 
@@ -313,19 +328,19 @@ def file_name(text: str) -> str:
     if not text.strip():
         raise ValueError(f"expected the name of a folder, got {short_repr(text)}: is a shell variable unset?")
     if "\0" in text:
-        raise ValueError(f"the name of a folder has no NUL character, got {short_repr(text)}")
+        raise ValueError(f"expected the name of a folder without NUL characters, got {short_repr(text)}")
     return text
 
 
 def explain(errors: list, what: str, known: Iterable[str] = ()) -> str:
-    """Return validation errors, one line each: where, what was expected, and what was found.
+    """Return one line per validation error: the setting, the expected and the given value.
 
-    An error that user code has raised is followed by its traceback in that code.
+    An error raised by user code is followed by the lines of that code.
 
     Args:
         errors: errors as pydantic lists them.
-        what: description of the validated object, which precedes the names of its parts; may be empty.
-        known: the available settings, from which unknown ones are suggested.
+        what: prefix of the names of the settings, such as "problem"; may be empty.
+        known: the available settings, which are suggested in place of unknown ones.
     """
     return join_lines(errors, lambda error: _sentence(error, what, known))
 
@@ -339,7 +354,8 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     if error["type"] == "unexpected_keyword_argument":
         return f"{what} has no setting {short_repr(error['loc'][-1])}: {suggest(path[-1], known)}"
     if error["type"] == "unexpected_positional_argument":
-        return f"{what} got one value too many, {short_repr(error['input'])}: {suggest('', known)}"
+        value, names = short_repr(error["input"]), [*known]
+        return f"{what} has {len(names)} settings, got another value, {value}: {suggest('', names)}"
     if error["type"] not in {"value_error", "assertion_error"}:
         return f"{where}: {message}, got {short_repr(error['input'])}{_hint(error)}"
     raised = error.get("ctx", {}).get("error")
@@ -348,9 +364,9 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
 
 
 def _hint(error) -> str:
-    """Return the spelling of a number that was written as a text, or of an integer written as a float."""
-    value, kind = error["input"], error["type"]
-    if kind not in ("int_type", "float_type") or not isinstance(value, str | float):
+    """Return ": write 3" for a number that was given as text, or for an integer given as a float; else ""."""
+    value, error_type = error["input"], error["type"]
+    if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
     try:
         number = float(value)
@@ -358,7 +374,7 @@ def _hint(error) -> str:
         return ""
     if number.is_integer() and abs(number) < 2**53:
         return f": write {int(number)}"
-    return f": write {number!r}" if kind == "float_type" and math.isfinite(number) else ""
+    return f": write {number!r}" if error_type == "float_type" and math.isfinite(number) else ""
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -371,19 +387,18 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Options:
-    """The values of a setting that is chosen by name: pydantic annotation that validates and describes them.
+    """Pydantic annotation of a setting that is chosen by name: validates the value and describes its schema.
 
     Attributes:
-        kind: description of a value in messages.
+        noun: the word for a value in messages, such as "model".
         classes: name → class of settings, or preset.
-        user: type of the user-defined objects that are also accepted (see ``base.plugins``), as
-            ``"./file.py:Name"`` or as an object.
+        user: subclass of ``base.plugins.UserObject`` if user-defined objects are also accepted.
         names: accepted names without settings; they remain texts.
         number: class to which a plain number >= 0 is passed; ``None`` if numbers are not accepted.
-        title: description of the values in lists of settings; ``kind`` if empty.
+        title: description of the values in lists of settings; ``noun`` if empty.
     """
 
-    kind: str
+    noun: str
     classes: Mapping[str, Any]
     user: Any = None
     names: Collection[str] = ()
@@ -391,26 +406,26 @@ class Options:
     title: str = ""
 
     def __call__(self, value):
-        if self.user is not None and (found := self.user.of(value, self.kind)) is not None:
+        if self.user is not None and (found := self.user.from_value(value, self.noun)) is not None:
             return found
         if isinstance(value, tuple(self.classes.values())):
             return value
         if self.number and isinstance(value, int | float) and not isinstance(value, bool):
-            return self.number(_finite(value, self.kind))
+            return self.number(_finite(value, self.noun))
         settings = dict(value) if isinstance(value, dict) else {"name": value}
         name = settings.pop("name", None)
         if isinstance(name, str) and name in self.classes:
-            return build(self.classes[name], settings, f"{self.kind} {name!r}")
+            return build(self.classes[name], settings, f"{self.noun} {name!r}")
         if isinstance(name, str) and name in self.names:
             if settings:
-                raise ValueError(f"{self.kind} {name!r} has no settings, got {short_repr(settings)}")
+                raise ValueError(f"{self.noun} {name!r} has no settings, got {short_repr(settings)}")
             return name
-        wrong = f"unknown {self.kind} {short_repr(name)}"
+        message = f"unknown {self.noun} {short_repr(name)}"
         if not isinstance(value, str | dict):
-            wrong = f"expected the name of a {self.kind} or a table with a name, got {short_repr(value)}"
-        near = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
-        user = f'; user-defined: "./file.py:Name", {self.user.kind}' if self.user else ""
-        raise ValueError(f"{wrong}: {near}{user}")
+            message = f"expected the name of a {self.noun} or a table with a name, got {short_repr(value)}"
+        options = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
+        user = f'; user-defined: "./file.py:Name", {self.user.expected}' if self.user else ""
+        raise ValueError(f"{message}: {options}{user}")
 
     def __get_pydantic_core_schema__(self, source, handler):
         serializer = core_schema.plain_serializer_function_ser_schema(as_table)
@@ -420,18 +435,18 @@ class Options:
         tables = [_named_table(name, cls, handler) for name, cls in self.classes.items()]
         options = [{"enum": [*self.names, *self.classes]}, *tables, *(USER_DEFINED if self.user else ())]
         number = [{"type": "number", "minimum": 0}] if self.number else []
-        return {"title": self.title or self.kind, "anyOf": [*number, *options]}
+        return {"title": self.title or self.noun, "anyOf": [*number, *options]}
 
 
-def choice(kind: str, classes: Mapping[str, Any], *details: Any, **options: Any) -> Any:
+def choice(noun: str, classes: Mapping[str, Any], *details: Any, **options: Any) -> Any:
     """Return the annotation of a setting that takes one of ``classes`` by name, by table or as an instance.
 
     The arguments are those of :class:`Options`.
     """
     for name, cls in classes.items():
         cls.choice_name = name
-    annotation = Annotated[Any, Options(kind, classes, *details, **options)]
-    return TypeAliasType(kind.title().replace(" ", ""), annotation)
+    annotation = Annotated[Any, Options(noun, classes, *details, **options)]
+    return TypeAliasType(noun.title().replace(" ", ""), annotation)
 
 
 #: JSON schemas of the name of a user-defined object, and of a table with one.
@@ -447,8 +462,8 @@ def _named_table(name: str, cls: Any, handler) -> dict[str, Any]:
     Args:
         handler: pydantic's function from a core schema to a JSON schema.
     """
-    kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
-    table = handler.resolve_ref_schema(handler(_validator(kind).core_schema))
+    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
+    table = handler.resolve_ref_schema(handler(_validator(settings_class).core_schema))
     properties = {key: value for key, value in table["properties"].items() if key not in fixed}
     return {
         "type": "object",
@@ -478,13 +493,13 @@ def json_schema(cls: Any) -> dict[str, Any]:
     return _validator(getattr(cls, "cls", cls)).json_schema(schema_generator=_Generator)
 
 
-def _finite(value: float, kind: str) -> float:
+def _finite(value: float, noun: str) -> float:
     try:
         number = float(value)
     except OverflowError:  # an integer beyond all floats
         number = math.inf
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"expected a finite number >= 0 or a {kind}, got {short_repr(value)}")
+        raise ValueError(f"expected a finite number >= 0 or a {noun}, got {short_repr(value)}")
     return number
 
 

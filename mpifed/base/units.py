@@ -52,14 +52,14 @@ class Dimension:
     """A physical dimension.
 
     Attributes:
-        words: its name with an article.
+        noun: name of the dimension with an article.
         unit: unit of plain numbers.
         example: example of a text with a unit.
         units: name of a unit → its size in ``unit``.
         common: names of units that error messages list.
     """
 
-    words: str
+    noun: str
     unit: str
     example: str
     units: dict[str, float]
@@ -101,12 +101,12 @@ def convert(value, dimension: Dimension):
     unit = re.sub(r"\s*(/|\bper\b)\s*", "/", unit)
     if unit in dimension.units:
         return float(number) * dimension.units[unit]
-    lower = {one.lower(): one for one in reversed(dimension.common)}
+    lower = {unit_name.lower(): unit_name for unit_name in reversed(dimension.common)}
     near = difflib.get_close_matches(unit.lower(), lower, n=1) if unit else []
     hint = f": write {number}" if number and not unit else f" (units: {', '.join(dimension.common)})"
     hint = f': did you mean "{number}{lower[near[0]]}"?' if near else hint
     raise ValueError(
-        f'expected {dimension.words} in {dimension.unit}, or with its unit such as "{dimension.example}", '
+        f'expected {dimension.noun} in {dimension.unit}, or with its unit such as "{dimension.example}", '
         f"got {short_repr(value)}{hint}"
     )
 

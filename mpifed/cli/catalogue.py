@@ -20,7 +20,7 @@ from mpifed.base.settings import build, default_of, suggest
 from mpifed.cli.output import console, echo, print_table
 from mpifed.cli.schema import Row, rows_of, toml
 from mpifed.config.job import SECTIONS, Config
-from mpifed.config.plugins import find
+from mpifed.config.plugins import find_class
 from mpifed.config.tuning import EXAMPLE, Tune
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
@@ -327,10 +327,10 @@ def _find(name: str) -> tuple[str, str, Any]:
         words = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
         raise ConfigError(f"there is no {name!r}: {suggest(name, [*words, *EXAMPLES, 'settings'])}")
     try:
-        return name, "methods", find(name, "algorithm")
+        return name, "methods", find_class(name, "algorithm")
     except ConfigError as error:
         with contextlib.suppress(ConfigError):
-            return name, "problems", find(name, "problem")
+            return name, "problems", find_class(name, "problem")
         raise error
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from mpifed.base.errors import ConfigError
-from mpifed.base.log import visible
+from mpifed.base.log import escape_control
 from mpifed.base.units import TIME, convert
 from mpifed.cli.batch_script import Batch, sbatch_words, seconds
 from mpifed.cli.options import inspects
@@ -210,7 +210,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
         echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
         script = batch.script()  # a file or pipe gets the exact bytes
-        click.echo(visible(script) if sys.stdout.isatty() else os.fsencode(script), nl=False)
+        click.echo(escape_control(script) if sys.stdout.isatty() else os.fsencode(script), nl=False)
     else:
         _write(Path(path or Path(plan.out) / SCRIPT), batch.script(), not no_submit)
 
@@ -230,7 +230,7 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
     """Plan the batch job of a job file: a run, one run per combination of ``axes``, a sweep, or a search."""
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
-    from mpifed.config.tables import parse, read_table
+    from mpifed.config.tables import parse_value, read_table
     from mpifed.config.tuning import tuning
 
     section = next((name for name in ("sweep", "tune") if name in read_table(job)), None)
@@ -256,7 +256,7 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
     tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
     for task in tasks:
         Config.load(job, [*settings, *task])
-    names = tuple((Path(parse(task[-1].removeprefix("run.out="))).name,) for task in tasks)
+    names = tuple((Path(parse_value(task[-1].removeprefix("run.out="))).name,) for task in tasks)
     return _Plan(config, config.run.out, tasks=tasks, shares=names)
 
 
@@ -268,7 +268,7 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
     """
     from mpifed.base.settings import flatten
     from mpifed.config.grids import expand, first_duplicate, folder_names
-    from mpifed.config.tables import as_text, parse
+    from mpifed.config.tables import as_text, parse_value
 
     choices = {}
     for axis in axes:
@@ -280,7 +280,7 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
             raise ConfigError(f"--array has {key} twice: give all values at once, {key}=VALUE,VALUE,...")
         choices[key] = values
     tasks = expand(choices)
-    names = folder_names([flatten({key: parse(text) for key, text in task.items()}) for task in tasks])
+    names = folder_names([flatten({key: parse_value(text) for key, text in task.items()}) for task in tasks])
     if first_duplicate(names):
         raise ConfigError(f"--array has the same run twice: {', '.join(axes)}")
     return [

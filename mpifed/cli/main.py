@@ -152,17 +152,17 @@ def sweep(file, overrides, only_list, part):
     folder selects the best setting of every method.
     """
     with loading():
-        from mpifed.config.grids import tables, taken, variants
+        from mpifed.config.grids import select_part, variant_tables, variants
         from mpifed.running.run import sweep as sweep_runs
 
     comm = _ranks()
     with collective_errors(comm, ConfigError):
-        names = taken([*tables(file, list(overrides))], part)
+        names = select_part([*variant_tables(file, list(overrides))], part)
         every = [] if only_list else variants(file, list(overrides))
     if only_list:
         echo("\n".join(names)) if comm.rank == 0 else None
         return
-    runs = taken(every, part)
+    runs = select_part(every, part)
     try:
         outcome = sweep_runs(runs, comm, [one for one in every if one not in runs])
     except (Stopped, KeyboardInterrupt):

@@ -126,11 +126,11 @@ def job_text(method: str | None, problem: str | None, name: str) -> str:
         ConfigError: there is no such method or problem, or the method does not solve the problem.
     """
     from mpifed.config.job import Config
-    from mpifed.config.plugins import find
+    from mpifed.config.plugins import find_class
     from mpifed.config.tables import loads
 
-    method = method or _PAIRS[find(problem, "problem").family if problem else "minimax"][0]
-    problem = problem or _PAIRS[find(method, "algorithm").family][1]
+    method = method or _PAIRS[find_class(problem, "problem").family if problem else "minimax"][0]
+    problem = problem or _PAIRS[find_class(method, "algorithm").family][1]
     parts = _part("algorithm", method), _part("problem", problem)
     text = "".join([_HEAD, *parts, _TAIL.format(name=name)])
     Config.from_table(loads(text))
@@ -142,9 +142,9 @@ def _part(section: str, name: str) -> str:
     from mpifed.base.settings import as_table, default_of
     from mpifed.cli.catalogue import example
     from mpifed.cli.schema import rows_of, toml
-    from mpifed.config.plugins import find
+    from mpifed.config.plugins import find_class
 
-    cls = find(name, section)
+    cls = find_class(name, section)
     fields = [field for field in dataclasses.fields(cls) if field.init]
     given = _VALUES.keys() - getattr(cls, "example", {}).keys() if section == "problem" else set()
     values = {field.name: _VALUES[field.name] for field in fields if field.name in given}

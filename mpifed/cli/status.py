@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpifed.base.log import visible
+from mpifed.base.log import escape_control
 from mpifed.cli.output import echo
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def status(places, as_json, following, interval):
 
 def _runs_of(job: str) -> Iterator[Status]:
     """Yield the runs of a job file as not begun, without executing code that the file names."""
-    from mpifed.config.grids import tables
-    from mpifed.config.job import outline
+    from mpifed.config.grids import variant_tables
+    from mpifed.config.job import summarise
     from mpifed.config.tables import read_table
     from mpifed.storage.status import Status
 
@@ -99,8 +99,8 @@ def _runs_of(job: str) -> Iterator[Status]:
         raise click.UsageError(
             f"{job} has a [tune], whose runs are not known in advance: expected its folder, run.out"
         )
-    for one in tables(job).values() if "sweep" in table else [table]:
-        found = outline(one)
+    for one in variant_tables(job).values() if "sweep" in table else [table]:
+        found = summarise(one)
         yield Status(Path(found.out), "not begun", "", found.method, found.problem, rounds=found.rounds)
 
 
@@ -154,7 +154,7 @@ def row(run: Status) -> dict[str, str]:
         "left": _time(run.left) if run.left is not None else "",
         "why": run.reason,
     }
-    return {name: visible(text, line=True) for name, text in cells.items()}
+    return {name: escape_control(text, line=True) for name, text in cells.items()}
 
 
 def _value(metric: tuple[str, float] | None) -> str:
@@ -173,7 +173,7 @@ def _arrays(runs: Sequence[Status]) -> list[str]:
         for number, found in sorted(elements.items()):
             states.setdefault(_element(found), []).append(number)
         text = ", ".join(f"{len(numbers)} {state} ({_ranges(numbers)})" for state, numbers in states.items())
-        lines.append(visible(f"{script}, {len(elements)} element(s): {text}", line=True))
+        lines.append(escape_control(f"{script}, {len(elements)} element(s): {text}", line=True))
     return lines
 
 

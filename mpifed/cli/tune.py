@@ -47,7 +47,7 @@ def tune(file, overrides, only_list, part):
     best.toml and tried.csv to run.out.
     """
     with loading():
-        from mpifed.config.grids import taken
+        from mpifed.config.grids import select_part
         from mpifed.config.tuning import tuning
         from mpifed.tuning.tuner import Interrupted
         from mpifed.tuning.tuner import tune as search
@@ -55,7 +55,7 @@ def tune(file, overrides, only_list, part):
     comm = world()
     with collective_errors(comm, ConfigError):
         job = tuning(file, list(overrides))
-        taken(list(job.cells), part)
+        select_part(list(job.studies), part)
     if only_list:
         _print_space(job) if comm.rank == 0 else None
         return
@@ -72,16 +72,16 @@ def _print_space(tuning: Tuning) -> None:
     """Print the search space of every method, and the budget."""
     from mpifed.tuning.search import levels
 
-    tasks = list(dict.fromkeys(cell.task for cell in tuning.cells if cell.task))
+    tasks = list(dict.fromkeys(study.task for study in tuning.studies if study.task))
     rows: list = []
-    cells = [cell for cell in tuning.cells if cell.task == tuning.cells[0].task]
-    for cell in cells:
-        space = {key: str(one) for key, one in cell.space.open.items()}
+    studies = [study for study in tuning.studies if study.task == tuning.studies[0].task]
+    for study in studies:
+        space = {key: str(one) for key, one in study.space.open.items()}
         space = space or {"": "nothing is searched: one run with each seed"}
-        names = [cell.method, *[""] * (len(space) - 1)]
+        names = [study.method, *[""] * (len(space) - 1)]
         rows += [*zip(names, space, space.values()), None]
     print_table(("method", "setting", "searched"), rows)
-    tune, rounds = tuning.tune, cells[0].rounds
+    tune, rounds = tuning.tune, studies[0].rounds
     echo(
         f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
         f"{rounds} rounds\nof the costliest method; runs of {' / '.join(map(str, levels(rounds)))} rounds; "
@@ -95,17 +95,17 @@ def _print_results(tuning: Tuning, found: Sequence[SearchResult | None]) -> None
     """Print the best settings of every method and their cost."""
     from mpifed.tuning.results import BEST
 
-    tasks = any(cell.task for cell in tuning.cells)
+    tasks = any(study.task for study in tuning.studies)
     metrics = " / ".join(dict.fromkeys(one.metric for one in found if one))
     rows = []
-    for cell, one in zip(tuning.cells, found):
+    for study, one in zip(tuning.studies, found):
         row = ["not done yet", "", "", ""]
         if one is not None:
             settings = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
             row = [settings, f"{one.value:.5g}", f"{len(one.tried)}", f"{one.spent:,} of {one.budget:,}"]
-        rows.append([*([cell.task] if tasks else []), cell.method, *row])
+        rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
-    for cell, one in zip(tuning.cells, found):
+    for study, one in zip(tuning.studies, found):
         for text in one.warnings if one else ():
-            echo(f"mpifed: warning: {cell.title}: {text}", err=True)
+            echo(f"mpifed: warning: {study.title}: {text}", err=True)
     echo(tuning.out / BEST)

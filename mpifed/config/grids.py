@@ -1,6 +1,6 @@
-"""Grids: one job file, many runs, and the names of their folders.
+"""Grids: the runs that the table ``[sweep]`` of a job file describes, and the names of their folders.
 
-The table ``[sweep]`` of a job file has dotted settings and lists of values. Every combination is a run::
+``[sweep]`` contains dotted names of settings and lists of values. Every combination is a run::
 
     [sweep]
     seed = [0, 1, 2]
@@ -46,18 +46,18 @@ __all__ = [
     "first_duplicate",
     "folder_names",
     "settings_name",
-    "tables",
-    "taken",
+    "variant_tables",
+    "select_part",
     "variants",
 ]
 
 #: Maximum length of the name of a run's folder, in characters and in bytes (file systems admit 255 bytes). A
 #: longer name is cut and ends in a digest.
-LONGEST, BYTES = 120, 240
+MAX_CHARACTERS, MAX_BYTES = 120, 240
 #: Maximum number of runs of a sweep.
-MOST = 10_000
+MAX_RUNS = 10_000
 #: Settings whose value may be the name of a plugin.
-_NAMED = ("algorithm", "problem", "algorithm.name", "problem.name")
+_CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name")
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def expand(choices: dict) -> list[dict]:
     ]
 
 
-def _count(choices: dict) -> int:
+def _number_of_combinations(choices: dict) -> int:
     """Return the number of combinations of a table of choices."""
     return math.prod(
         sum(
-            _count(value) if isinstance(value, dict) else 1
+            _number_of_combinations(value) if isinstance(value, dict) else 1
             for value in (values if isinstance(values, list) else [values])
         )
         for values in choices.values()
@@ -103,16 +103,16 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     """Return the validated runs of a job file with a ``[sweep]``.
 
     Raises:
-        ConfigError: as for :func:`tables`, or the settings of a run are wrong; the message names the run.
+        ConfigError: as for :func:`variant_tables`, or the settings of a run are invalid.
     """
     found = []
-    for name, table in tables(path, overrides).items():
+    for name, table in variant_tables(path, overrides).items():
         with _errors_of(name):
             found.append(Variant(name, Config.from_table(table)))
     return found
 
 
-def tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
+def variant_tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
     """Return name → table of each run of a job file with a ``[sweep]``, without loading the named classes.
 
     Raises:
@@ -126,53 +126,56 @@ def tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
         )
     choices = table.pop("sweep", None)
     grids = choices if isinstance(choices, list) else [choices]
-    if not grids or not all(isinstance(one, dict) and one for one in grids):
+    if not grids or not all(isinstance(grid, dict) and grid for grid in grids):
         raise ConfigError(
             f"{file} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
             "started with `mpifed run`"
         )
-    if sum(map(_count, grids)) > MOST:
-        raise ConfigError(f"[sweep] makes more than {MOST:,} runs: write several job files")
-    parts = [expand(one) for one in grids]
-    if not all(parts):
-        raise ConfigError("[sweep] has an empty list, which leaves no run")
-    combinations = [one for part in parts for one in part]
+    if sum(map(_number_of_combinations, grids)) > MAX_RUNS:
+        raise ConfigError(f"[sweep] has more than {MAX_RUNS:,} runs: split it into several job files")
+    expanded = [expand(grid) for grid in grids]
+    if not all(expanded):
+        raise ConfigError("expected at least one value per setting in [sweep], got an empty list")
+    combinations = [combination for grid in expanded for combination in grid]
     names = folder_names(combinations)
     if duplicate := first_duplicate(names):
         raise ConfigError(f"[sweep] lists the run {short_repr(duplicate)} more than once")
-    return {name: _table(table, one, name) for one, name in zip(combinations, names)}
+    return {name: _run_table(table, settings, name) for settings, name in zip(combinations, names)}
 
 
-def _table(table: dict, settings: dict, name: str) -> dict:
-    own = copy.deepcopy(table)
-    run = own.setdefault("run", {})
+def _run_table(table: dict, settings: dict, name: str) -> dict:
+    copied = copy.deepcopy(table)
+    run = copied.setdefault("run", {})
     out = run.get("out", "runs/sweep") if isinstance(run, dict) else None
     if isinstance(out, str) and out.strip():  # other values are refused by Config
         run["out"] = str(Path(out, name))
     with _errors_of(name):
         for key, value in settings.items():
-            set_key(own, key, value)
-    return own
+            set_key(copied, key, value)
+    return copied
 
 
 @contextlib.contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """A context that adds the name of a run to its errors."""
+    """A context that adds the name of a run to the messages of errors."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"[sweep] {name}: {error}") from error
 
 
-def taken(runs: Sequence[T], part: str) -> Sequence[T]:
-    """Return part ``I/N`` of the runs: every N-th run, beginning with number I < N.
+def select_part(runs: Sequence[T], part: str) -> Sequence[T]:
+    """Return every N-th run, beginning with run I.
+
+    Args:
+        part: "I/N" with 0 <= I < N.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: ``part`` has another form.
     """
     number = re.fullmatch(r"(\d+)/(\d+)", part)
     if not number or int(number[1]) >= int(number[2]):
-        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {short_repr(part)}")
+        raise ConfigError(f"--part: expected I/N with 0 <= I < N, e.g. 0/4, got {short_repr(part)}")
     return runs[int(number[1]) :: int(number[2])]
 
 
@@ -184,12 +187,11 @@ def folder_names(combinations: list[dict]) -> list[str]:
     name.
     """
     combinations = _with_short_names(combinations)
-    keys = dict.fromkeys(key for one in combinations for key in one)
-    varied = [key for key in keys if len({_text(one[key]) for one in combinations if key in one}) > 1]
+    keys = dict.fromkeys(key for settings in combinations for key in settings)
+    varied = [key for key in keys if len({_text(table[key]) for table in combinations if key in table}) > 1]
     for chosen in (varied, list(keys)):
-        names = [
-            _name({_short(key, chosen): one[key] for key in chosen if key in one}) for one in combinations
-        ]
+        short = {key: _short(key, chosen) for key in chosen}
+        names = [_name({short[key]: table[key] for key in chosen if key in table}) for table in combinations]
         if not first_duplicate(names):
             break
     return names
@@ -207,18 +209,19 @@ def first_duplicate(names: list[str]) -> str:
 
 def _with_short_names(combinations: list[dict]) -> list[dict]:
     """Shorten the names of plugins as far as they remain different."""
-    full = {one[key] for one in combinations for key in _NAMED if isinstance(one.get(key), str)}
+    full = {table[key] for table in combinations for key in _CLASS_NAMES if isinstance(table.get(key), str)}
     forms = {name: _forms(name) for name in full}
+    levels = [*zip(*forms.values())]
     short = {
-        name: next(form for form, all_ in zip(forms[name], zip(*forms.values())) if all_.count(form) == 1)
+        name: next(form for form, level in zip(forms[name], levels) if level.count(form) == 1)
         for name in full
     }
     return [
         {
-            key: short[value] if key in _NAMED and isinstance(value, str) else value
-            for key, value in one.items()
+            key: short[value] if key in _CLASS_NAMES and isinstance(value, str) else value
+            for key, value in settings.items()
         }
-        for one in combinations
+        for settings in combinations
     ]
 
 
@@ -249,7 +252,7 @@ def _name(settings: dict) -> str:
     """Return a name in characters that every file system admits."""
     parts = [str(value) if key == "name" else f"{key}={value}" for key, value in settings.items()]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
-    if len(name) > LONGEST or len(name.encode()) > BYTES:
-        start = name[: LONGEST - 9].encode()[: BYTES - 9].decode(errors="ignore")
+    if len(name) > MAX_CHARACTERS or len(name.encode()) > MAX_BYTES:
+        start = name[: MAX_CHARACTERS - 9].encode()[: MAX_BYTES - 9].decode(errors="ignore")
         name = f"{start}-{_digest(_text(settings))}"
     return name or "run"

@@ -1,8 +1,8 @@
-"""One run as a frozen, validated object: from a job file, from its table, or from objects in Python.
+"""The configuration of a run: a frozen, validated object from a job file, a table or Python objects.
 
-The path of a setting: ``config.tables`` reads TOML and applies changes, ``config.theory`` replaces steps by
-those of a theorem, ``config.plugins`` creates the method and the problem by name, and :class:`Config`
-validates them together with the other sections. :meth:`Config.table` is the inverse.
+``config.tables`` reads TOML and applies changes, ``config.theory`` inserts the step sizes of a theorem,
+``config.plugins`` creates the method and the problem by name, and :class:`Config` validates them together
+with the other sections. :meth:`Config.table` converts a configuration back to a table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import Plugin, plugins_of
 from mpifed.base.settings import Preset, Section, as_table, sections_of, suggest
 from mpifed.base.units import Seconds
-from mpifed.config.plugins import find, make, name_of
+from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.problems import PROBLEMS
 from mpifed.simulation.settings import ExecutionOptions, SimulationSettings
 from mpifed.storage.options import StorageOptions
 
-__all__ = ["SECTIONS", "Config", "Outline", "Run", "Stop", "outline"]
+__all__ = ["SECTIONS", "Config", "JobSummary", "Run", "Stop", "summarise"]
 
 
 class Stop(Section):
@@ -39,7 +39,7 @@ class Stop(Section):
     def _one_target(self):
         targets = (self.at_least is not None) + (self.at_most is not None)
         if targets != (self.metric is not None):
-            raise ValueError("a target needs metric and exactly one of at_least, at_most")
+            raise ValueError("expected metric with exactly one of at_least and at_most, or none of the three")
         return self
 
 
@@ -110,18 +110,18 @@ class Config(SimulationSettings):
             ConfigError: a setting is wrong.
         """
         expect_bounded(table)
-        for section, contents in (("sweep", "many runs"), ("tune", "a search for the best settings")):
+        for section, purpose in (("sweep", "many runs"), ("tune", "a search for the best settings")):
             if section in table:
                 raise ConfigError(
-                    f"the job file has a [{section}], which describes {contents}: start it with `mpifed "
+                    f"the job file has a [{section}], which describes {purpose}: start it with `mpifed "
                     f"{section}`"
                 )
         settings = {key: value for key, value in table.items() if key != "plugins"}
-        method, rest = _named_class(settings, "algorithm", ALGORITHMS)
-        problem, its_settings = _named_class(settings, "problem", PROBLEMS)
-        settings["problem"] = make(problem, its_settings, "problem")
-        rest, settings["theory"] = fill(method, rest, settings, settings["problem"])
-        settings["algorithm"] = make(method, rest, "algorithm")
+        method, method_settings = _named_class(settings, "algorithm", ALGORITHMS)
+        problem, problem_settings = _named_class(settings, "problem", PROBLEMS)
+        settings["problem"] = create(problem, problem_settings, "problem")
+        method_settings, settings["theory"] = fill(method, method_settings, settings, settings["problem"])
+        settings["algorithm"] = create(method, method_settings, "algorithm")
         return cls(**settings)
 
     def table(self) -> dict[str, Any]:
@@ -141,29 +141,31 @@ class Config(SimulationSettings):
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
         plugins = plugins_of("algorithm", self.algorithm) | plugins_of("problem", self.problem)
         if self.metrics:
-            table["metrics"] = [one.name for one in self.metrics]
-            plugins |= {f"metrics.{k}": Plugin(one.name, one.digest) for k, one in enumerate(self.metrics)}
+            table["metrics"] = [part.name for part in self.metrics]
+            plugins |= {f"metrics.{k}": Plugin(part.name, part.digest) for k, part in enumerate(self.metrics)}
         if plugins:
-            table["plugins"] = {place: one._asdict() for place, one in plugins.items()}
+            table["plugins"] = {place: part._asdict() for place, part in plugins.items()}
         return table
 
 
 def _named_class(table: dict[str, Any], section: str, group: dict) -> tuple[type | Preset, dict[str, Any]]:
     """Return the class that a section names, and the section's other settings."""
-    own = table.get(section)
-    own = {"name": own} if isinstance(own, str) else own
-    if not isinstance(own, dict) or not isinstance(own.get("name"), str):
-        raise ConfigError(f"[{section}] needs a name {suggest('', group)}")
-    return find(own["name"], section), {key: value for key, value in own.items() if key != "name"}
+    named = table.get(section)
+    named = {"name": named} if isinstance(named, str) else named
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        raise ConfigError(f"[{section}] has no name: set {section}.name {suggest('', group)}")
+    return find_class(named["name"], section), {key: value for key, value in named.items() if key != "name"}
 
 
 #: Name in a job file → record of the section's settings.
 SECTIONS = sections_of(Config)
 
 
-class Outline(NamedTuple):
-    """Summary of a job's table: output folder, names of method and problem, and rounds, ``None`` if a theorem
-    determines them."""
+class JobSummary(NamedTuple):
+    """Summary of a job's table: output folder, names of method and problem, and number of rounds.
+
+    ``rounds`` is ``None`` if it is not an integer in the table.
+    """
 
     out: str
     method: str
@@ -171,7 +173,7 @@ class Outline(NamedTuple):
     rounds: int | None
 
 
-def outline(table: dict[str, Any]) -> Outline:
+def summarise(table: dict[str, Any]) -> JobSummary:
     """Summarise a job's table without loading the classes that it names.
 
     Raises:
@@ -183,9 +185,9 @@ def outline(table: dict[str, Any]) -> Outline:
         raise ConfigError(f"run.out: expected the name of a folder, got {short_repr(out)}")
     names = []
     for section in ("algorithm", "problem"):
-        own = table.get(section)
-        name = own.get("name") if isinstance(own, dict) else own
+        named = table.get(section)
+        name = named.get("name") if isinstance(named, dict) else named
         if not isinstance(name, str):
-            raise ConfigError(f"[{section}] needs a name")
+            raise ConfigError(f"[{section}] has no name: set {section}.name")
         names.append(name.rpartition(":")[2])
-    return Outline(out, *names, rounds if isinstance(rounds, int) else None)
+    return JobSummary(out, *names, rounds if isinstance(rounds, int) else None)

@@ -1,9 +1,9 @@
-"""Classes by name, and names of classes.
+"""Classes of methods and problems by name.
 
-A name is that of a class of the package (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an
+A name is a built-in name (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or the name of an
 entry point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class outside of the package is a
-plugin. It is identified by its file or module, its name there, and the SHA-256 digest of its file, so that a
-run cannot be resumed with another class.
+plugin. It is identified by its file or module, its qualified name, and the SHA-256 digest of its file, so
+that a run cannot be resumed with another class.
 """
 
 from __future__ import annotations
@@ -22,61 +22,64 @@ from mpifed.base.plugins import (
     is_instance,
     is_user_defined,
     load_object,
-    plugin,
+    plugin_of,
 )
 from mpifed.base.settings import Preset, build, suggest, title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
 from mpifed.problems import PROBLEMS
 
-__all__ = ["changed_sources", "expect_same_sources", "find", "known", "make", "name_of"]
+__all__ = ["changed_sources", "expect_same_sources", "find_class", "builtin_classes", "create", "name_of"]
 
 
-def known(section: str) -> Mapping[str, type | Preset]:
+def builtin_classes(section: str) -> Mapping[str, type | Preset]:
     """Return the package's classes by name. ``section`` is "algorithm" or "problem"."""
     return ALGORITHMS if section == "algorithm" else PROBLEMS
 
 
-def find(name: str, section: str) -> type | Preset:
-    """Return the class of a name. ``section`` is "algorithm" or "problem".
+def find_class(name: str, section: str) -> type | Preset:
+    """Return the class with a name. ``section`` is "algorithm" or "problem".
 
     Raises:
         ConfigError: there is no such name, file, module or class, its source raises an error, or it is not a
             class of methods or problems.
     """
-    own, base = known(section), Algorithm if section == "algorithm" else Problem
-    if name in own:
-        return own[name]
+    builtin, base = builtin_classes(section), Algorithm if section == "algorithm" else Problem
+    if name in builtin:
+        return builtin[name]
     found: Any
     if is_user_defined(name):
         *_, found = load_object(name, lambda value: _is_plugin(value, base))
     else:
-        points = {point.name: point for point in importlib.metadata.entry_points(group=f"mpifed.{section}s")}
-        if name not in points:
-            hint = suggest(name, [*own, *points])
+        group = f"mpifed.{section}s"
+        entry_points = {point.name: point for point in importlib.metadata.entry_points(group=group)}
+        if name not in entry_points:
+            hint = suggest(name, [*builtin, *entry_points])
             raise ConfigError(
                 f'unknown {section} {short_repr(name)}: {hint}; user-defined: "./file.py:Class" or '
                 '"package.module:Class"'
             )
         expect_code_allowed(name)
-        found = call_user_code(f"{name} cannot be loaded", points[name].load)
+        found = call_user_code(f"{name} cannot be loaded", entry_points[name].load)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{truncate(name)} is not a subclass of mpifed.{base.__name__}")
-    plugin(found)  # caches the digest of the source that was executed
+        raise ConfigError(
+            f"{truncate(name)}: expected a subclass of mpifed.{base.__name__}, got {short_repr(found)}"
+        )
+    plugin_of(found)  # caches the digest of the source that was executed
     return found
 
 
 def _is_plugin(value, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base) and plugin(value) is not None
+    return isinstance(value, type) and issubclass(value, base) and plugin_of(value) is not None
 
 
-def make(cls: type | Preset, settings: dict[str, Any], section: str):
+def create(cls: type | Preset, settings: dict[str, Any], section: str):
     """Create an instance of a class from the settings of a job file's section.
 
     Raises:
         ConfigError: settings are wrong, one line each, or user code has raised an error.
     """
-    if not plugin(cls):
+    if not plugin_of(cls):
         return build(cls, settings, section)
     return call_user_code(
         f"{section} {cls.__name__} cannot be created", lambda: build(cls, settings, section)
@@ -84,39 +87,40 @@ def make(cls: type | Preset, settings: dict[str, Any], section: str):
 
 
 def name_of(instance) -> str:
-    """Return the name by which :func:`find` finds the class of a method or a problem."""
-    own = plugin(type(instance))
-    return own.name if own else title(instance)
+    """Return the name by which :func:`find_class` finds the class of a method or a problem."""
+    plugin = plugin_of(type(instance))
+    return plugin.name if plugin else title(instance)
 
 
 def changed_sources(old: dict, new: dict) -> list[str]:
     """Return a sentence for each plugin that has the same name but another source in two runs' tables."""
-    found = []
-    for section, one in old.get("plugins", {}).items():
-        other = new.get("plugins", {}).get(section)
-        if other and one["name"] == other["name"] and (one["digest"] != other["digest"] or not one["digest"]):
-            found.append(_sentence(section, one["name"], one["digest"], other["digest"]))
-    return found
+    sentences = []
+    for section, before in old.get("plugins", {}).items():
+        after = new.get("plugins", {}).get(section)
+        if not after or before["name"] != after["name"]:
+            continue
+        if before["digest"] != after["digest"] or not before["digest"]:
+            sentences.append(_sentence(section, before["name"], before["digest"], after["digest"]))
+    return sentences
 
 
 def expect_same_sources(table: dict) -> None:
     """Compare the plugins of a stored run with their current files.
 
     Args:
-        table: the settings to resume the run with, i.e. the stored table with changes. A plugin that a change
-            replaces is skipped.
+        table: the stored settings with the user's changes. A plugin that a change replaces is skipped.
 
     Raises:
         ConfigError: a source has changed, or a plugin cannot be imported again.
     """
     for section, stored in table.get("plugins", {}).items():
         name, digest = stored["name"], stored["digest"]
-        settings = functools.reduce(_part, section.split("."), table)
+        settings = functools.reduce(_child, section.split("."), table)
         if name != (settings.get("name") if isinstance(settings, dict) else settings):
             continue
         place, _, attribute = name.rpartition(":")
-        lost = place == "__main__" or "<locals>" in attribute or is_instance(name)
-        current = "" if lost else digest_on_disk(place)
+        not_importable = place == "__main__" or "<locals>" in attribute or is_instance(name)
+        current = "" if not_importable else digest_on_disk(place)
         if not current:
             raise ConfigError(
                 f"{section} {name} cannot be imported again: continue with its Config, "
@@ -129,7 +133,7 @@ def expect_same_sources(table: dict) -> None:
             )
 
 
-def _part(table, key: str):
+def _child(table, key: str):
     if isinstance(table, list | tuple):
         return table[int(key)] if key.isdecimal() and int(key) < len(table) else None
     return table.get(key) if isinstance(table, dict) else None
@@ -137,7 +141,7 @@ def _part(table, key: str):
 
 def _sentence(section: str, name: str, old: str, new: str) -> str:
     if not new:
-        return f"{section} {name} has no source file, so that changes of its source cannot be detected"
+        return f"{section} {name} has no source file, so a change of its source cannot be detected"
     return (
         f"the source of {section} {name} has changed (SHA-256 expected {old[:12] or 'none'}, got {new[:12]})"
     )

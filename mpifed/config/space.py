@@ -1,15 +1,15 @@
 """The search space of a method: its open settings, each with a range or a list of values.
 
 In a table of a method's settings, a value is fixed, a list is a choice, ``{ low = 1e-3, high = 1.0 }`` is a
-range, searched in the logarithm, and nested tables follow the same rules. An omitted float is open as well,
-in a range that follows from the declaration of its field:
+range that is searched on a logarithmic scale, and nested tables follow the same rules. Other settings are
+omitted. An omitted float is also open; its range depends on the declaration of its field:
 
 * a weight (at most 1): .01 to 1;
 * a decay (below 1): 1 minus the decay is searched, from .001 to 1;
-* any other number from 0, i.e. a step, an offset or a threshold: 1e-4 to 1.
+* any other nonnegative number, i.e. a step size, an offset or a threshold: 1e-4 to 1.
 
-A float keeps its default if that is 1 (the factor of another step), ``None`` or infinite. Omitted integers,
-names and booleans always keep their defaults.
+An omitted float keeps its default if the default is 1 (the ratio to another step size), ``None`` or infinite.
+Omitted integers, names and booleans always keep their defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.settings import default_of
-from mpifed.config.plugins import find
+from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
@@ -34,11 +34,11 @@ from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
 
-#: Default ranges of steps, of weights, and of 1 minus a decay.
-STEP, WEIGHT, FORGETTING = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
-#: Choices by name whose floats are settings of the method, too.
-_NESTED = ((Matrix, MATRICES), (Direction, DIRECTIONS), (Server, SERVERS), (Mirror, MIRRORS))
-#: Part of a range, in the logarithm, that counts as its end.
+#: Default ranges of step sizes, of weights, and of 1 minus a decay.
+STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
+#: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
+_CHOICES_WITH_SETTINGS = ((Matrix, MATRICES), (Direction, DIRECTIONS), (Server, SERVERS), (Mirror, MIRRORS))
+#: Part of a range, on the logarithmic scale, that counts as its end.
 END = 0.1
 #: Significant digits of proposed values, which keep folder names and files readable.
 DIGITS = 3
@@ -46,51 +46,51 @@ DIGITS = 3
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``, uniform in the logarithm.
+    """Numbers from ``low`` to ``high``, searched on a logarithmic scale.
 
     Attributes:
-        whole: whether the numbers are integers.
-        forgets: whether the setting is 1 minus the number, as for a decay.
-        least, most: bounds of the setting, which the search never exceeds.
+        integer: whether the numbers are integers.
+        complement: whether the value of the setting is 1 minus the number, as for a decay.
+        least, most: bounds of the numbers, beyond which the range is never extended.
     """
 
     low: float
     high: float
-    whole: bool = False
-    forgets: bool = False
+    integer: bool = False
+    complement: bool = False
     least: float = 0.0
     most: float = math.inf
 
-    def at(self, share: float) -> float:
-        """Return the rounded number at a ``share`` of the way from ``low`` to ``high``."""
-        return self.rounded(math.exp(math.log(self.low) + share * math.log(self.high / self.low)))
+    def at_fraction(self, fraction: float) -> float:
+        """Return the rounded number at a fraction of the logarithmic distance from ``low`` to ``high``."""
+        return self.rounded(math.exp(math.log(self.low) + fraction * math.log(self.high / self.low)))
 
     def rounded(self, number: float) -> float:
         """Return the nearest number in the range with :data:`DIGITS` digits."""
-        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        near = round(number) if self.integer else float(f"{number:.{DIGITS}g}")
         return min(max(near, self.low), self.high)
 
     def value(self, number: float) -> float:
         """Convert a number of the range to the value of the setting."""
-        return round(1 - number, 12) if self.forgets else number
+        return round(1 - number, 12) if self.complement else number
 
-    def beyond(self, number: float) -> Range | None:
-        """Return the decade past the end that ``number`` is near; ``None`` in the middle and at a bound."""
-        if self.whole:  # integers determine the cost of a round, so their range is not extended
+    def extension(self, number: float) -> Range | None:
+        """Return the decade beyond the end that ``number`` is near; ``None`` in the middle and at a bound."""
+        if self.integer:  # integers determine the cost of a round, so their range is not extended
             return None
-        share = math.log(number / self.low) / math.log(self.high / self.low)
-        if share >= 1 - END and self.high < self.most:
+        fraction = math.log(number / self.low) / math.log(self.high / self.low)
+        if fraction >= 1 - END and self.high < self.most:
             return dataclasses.replace(self, low=self.high, high=min(10 * self.high, self.most))
-        if share <= END and self.low > self.least:
+        if fraction <= END and self.low > self.least:
             return dataclasses.replace(self, low=max(self.low / 10, self.least), high=self.low)
         return None
 
-    def with_(self, more: Range) -> Range:
+    def union(self, other: Range) -> Range:
         """Return the smallest range that contains both ranges."""
-        return dataclasses.replace(self, low=min(self.low, more.low), high=max(self.high, more.high))
+        return dataclasses.replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
 
-    def within(self, low: float, high: float) -> Range:
-        """Return the part of the range between two numbers."""
+    def clipped(self, low: float, high: float) -> Range:
+        """Return the part of the range from ``low`` to ``high``."""
         return dataclasses.replace(self, low=max(self.low, low), high=min(self.high, high))
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a list."""
+    """A value out of a list."""
 
     values: tuple[Any, ...]
 
@@ -144,40 +144,42 @@ class Space:
     def size(self) -> float:
         """The number of points; infinite with a range of real numbers."""
         return math.prod(
-            len(one.values)
-            if isinstance(one, Choice)
-            else (one.high - one.low + 1 if one.whole else math.inf)
-            for one in self.open.values()
+            len(domain.values)
+            if isinstance(domain, Choice)
+            else (domain.high - domain.low + 1 if domain.integer else math.inf)
+            for domain in self.open.values()
         )
 
     @property
     def costliest(self) -> dict[str, Any]:
         """Values with the largest integers, which make a round most expensive, and the smallest steps."""
         return {
-            key: one.value(one.high if one.whole else one.low)
-            if isinstance(one, Range)
-            else (max(one.values) if one.ordered else one.values[0])
-            for key, one in self.open.items()
+            key: domain.value(domain.high if domain.integer else domain.low)
+            if isinstance(domain, Range)
+            else (max(domain.values) if domain.ordered else domain.values[0])
+            for key, domain in self.open.items()
         }
 
-    def costly(self) -> Iterator[dict[str, Any]]:
-        """Yield :attr:`costliest`, then copies in each of which one real number is at the other end of its
-        range. The smallest value need not be the stablest: a step may be divided by it."""
+    def costly_candidates(self) -> Iterator[dict[str, Any]]:
+        """Yield :attr:`costliest`, then a copy for each range of real numbers with its largest value.
+
+        A method may diverge with the smallest value of a setting, for example if a step is divided by it.
+        """
         yield self.costliest
-        for key, one in self.open.items():
-            if isinstance(one, Range) and not one.whole:
-                yield self.costliest | {key: one.value(one.high)}
+        for key, domain in self.open.items():
+            if isinstance(domain, Range) and not domain.integer:
+                yield self.costliest | {key: domain.value(domain.high)}
 
 
 def space_of(table: dict[str, Any]) -> Space:
-    """Return the search space of a table of a method's name and settings.
+    """Return the search space that a table with a method's name and settings describes.
 
     Raises:
         ConfigError: the method is unknown, a list is empty, or a range is invalid.
     """
-    cls = find(table["name"], "algorithm")
+    cls = find_class(table["name"], "algorithm")
     space = Space(table["name"], {}, {})
-    for key, found in _walk(cls, {key: one for key, one in table.items() if key != "name"}, ""):
+    for key, found in _open_settings(cls, {key: value for key, value in table.items() if key != "name"}, ""):
         if isinstance(found, Range | Choice):
             space.open[key] = found
         else:
@@ -185,20 +187,19 @@ def space_of(table: dict[str, Any]) -> Space:
     return space
 
 
-def _walk(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted settings of a class with their values, ranges or lists: those in the table, then
-    omitted floats."""
+def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield dotted name and value, range or list of the settings in a table, then of omitted floats."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init} if cls else {}
     hints = _hints(cls) if cls else {}
     for key, value in given.items():
-        yield from _given(prefix + key, value, hints.get(key), fields.get(key))
+        yield from _given_setting(prefix + key, value, hints.get(key), fields.get(key))
     for key, field in fields.items():
         if key not in given:
-            yield from _omitted(prefix + key, hints.get(key), field)
+            yield from _omitted_setting(prefix + key, hints.get(key), field)
 
 
-def _given(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
-    members = next((members for kind, members in _NESTED if hint == kind), None)
+def _given_setting(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
+    members = next((members for kind, members in _CHOICES_WITH_SETTINGS if hint == kind), None)
     if isinstance(value, list):
         choice = _choice(key, value)
         yield key, choice if len(value) > 1 else value[0]
@@ -208,17 +209,17 @@ def _given(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
         table = value if isinstance(value, dict) else {"name": value}
         inner = members and members.get(table.get("name"))
         yield f"{key}.name", table.get("name")
-        rest = {name: one for name, one in table.items() if name != "name"}
-        yield from _walk(inner, rest, f"{key}.")
+        rest = {name: item for name, item in table.items() if name != "name"}
+        yield from _open_settings(inner, rest, f"{key}.")
     else:
         yield key, value
 
 
 def _choice(key: str, values: list) -> Choice:
     if not values:
-        raise ConfigError(f"{key} = [] leaves nothing to choose from")
+        raise ConfigError(f"{key}: expected at least one value, got []")
     if len({repr(value) for value in values}) < len(values):
-        raise ConfigError(f"{key} = {short_repr(values)} has a value twice")
+        raise ConfigError(f"{key}: expected distinct values, got {short_repr(values)}")
     if _has_range(values):
         raise ConfigError(
             f"{key}: expected a list of values, got a list with a range: write one table of "
@@ -248,11 +249,11 @@ def _range(key: str, value: dict, hint, field) -> Range:
     if low < least or high > most:
         raise ConfigError(f"{key}: expected a range from {least:g} to {most:g}, got {short_repr(value)}")
     if isinstance(low, int) and isinstance(high, int) and hint is not float:
-        return Range(low, high, whole=True, least=least, most=most)
+        return Range(low, high, integer=True, least=least, most=most)
     if hint is int:
         raise ConfigError(f"{key} is an integer: expected integers low and high, got {short_repr(value)}")
     if _is_decay(hint, field) and high < 1:
-        return Range(round(1 - high, 12), round(1 - low, 12), forgets=True, most=1.0)
+        return Range(round(1 - high, 12), round(1 - low, 12), complement=True, most=1.0)
     return Range(float(low), float(high), least=least, most=most)
 
 
@@ -276,13 +277,13 @@ def _is_decay(hint, field) -> bool:
     return hint == Decay or _declared(field).get("lt") == 1
 
 
-def _omitted(key: str, hint, field) -> Iterator[tuple[str, Any]]:
-    """Yield the default range of a float, or those of the floats of a choice by name."""
+def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
+    """Yield the default range of an omitted float, or of each float of an omitted choice by name."""
     default = default_of(field)
-    for kind, members in _NESTED:
+    for kind, members in _CHOICES_WITH_SETTINGS:
         if hint == kind and default is not None:
             name = default if isinstance(default, str) else getattr(default, "choice_name", None)
-            inside = [*_walk(members.get(name), {}, f"{key}.")]
+            inside = [*_open_settings(members.get(name), {}, f"{key}.")]
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
@@ -290,7 +291,7 @@ def _omitted(key: str, hint, field) -> Iterator[tuple[str, Any]]:
     if not is_open or least > 0:
         return
     if _is_decay(hint, field):
-        yield key, Range(*FORGETTING, forgets=True, most=1.0)
+        yield key, Range(*COMPLEMENT, complement=True, most=1.0)
     elif most == 1:
         yield key, Range(*WEIGHT, most=1.0)
     elif most == math.inf:
@@ -300,5 +301,5 @@ def _omitted(key: str, hint, field) -> Iterator[tuple[str, Any]]:
 def _hints(cls) -> dict[str, Any]:
     try:
         return typing.get_type_hints(getattr(cls, "cls", cls), include_extras=True)
-    except NameError:  # an annotation of a user-defined class names something unknown
+    except NameError:  # an annotation of a user-defined class cannot be evaluated
         return {}

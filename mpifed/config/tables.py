@@ -21,24 +21,26 @@ __all__ = [
     "as_text",
     "expect_bounded",
     "loads",
-    "override",
-    "parse",
-    "quoted",
+    "apply_override",
+    "parse_value",
+    "toml_string",
     "read_job",
     "read_table",
     "set_key",
 ]
 
 #: Maximum depth of nested tables and lists. A sweep over a plugin's nested lists has half as many.
-DEEPEST = 20
+MAX_DEPTH = 20
 #: Maximum size of an integer in bits. Python does not convert larger ones to decimal text.
-WIDEST = 14_000
+MAX_BITS = 14_000
 #: Maximum size of a job file in bytes.
-LARGEST = 2**20
+MAX_BYTES = 2**20
 
 
 def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
-    """Read the table of a TOML file. The path of a file ``initial`` next to the job file is resolved.
+    """Read the table of a TOML file.
+
+    If the setting ``initial`` is the path of a file relative to the job file, the path is resolved.
 
     Args:
         what: description of the file in messages.
@@ -49,24 +51,26 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     name = truncate(str(path))
     try:
         with Path(path).open("rb") as file:
-            source = file.read(LARGEST + 1)
+            source = file.read(MAX_BYTES + 1)
         text = source.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}{_neighbours(path)}") from None
+        raise ConfigError(
+            f"cannot read the {what} {name}: {error.strerror}{_suggest_job_files(path)}"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from None
     except ValueError as error:  # an invalid name
         raise ConfigError(f"cannot read the {what} {short_repr(name)}: {error}") from None
-    if len(source) > LARGEST:
-        raise ConfigError(f"{name} is no {what}: it has more than {LARGEST:,} bytes")
+    if len(source) > MAX_BYTES:
+        raise ConfigError(f"{name}: expected a {what} of at most {MAX_BYTES:,} bytes, got a larger file")
     try:
         table = loads(text)
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {truncate(str(error))}") from None
     expect_bounded(table)
     weights = table.get("initial")
-    if isinstance(weights, str) and os.path.isfile(neighbour := Path(path).parent / weights):
-        table["initial"] = str(neighbour)
+    if isinstance(weights, str) and os.path.isfile(sibling := Path(path).parent / weights):
+        table["initial"] = str(sibling)
     return table
 
 
@@ -78,16 +82,16 @@ def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
     """
     table = read_table(path)
     for text in overrides:
-        override(table, text)
+        apply_override(table, text)
     expect_bounded(table)
     return table
 
 
-def _neighbours(path: str | Path) -> str:
+def _suggest_job_files(path: str | Path) -> str:
     """Return the end of the message that a file cannot be read: the job files in its folder."""
     folder = Path(path).parent
     try:
-        names = sorted(str(one) for one in folder.glob("*.toml") if one.is_file())
+        names = sorted(str(file) for file in folder.glob("*.toml") if file.is_file())
     except OSError:
         return ""
     return f": {suggest(str(path), names)}" if names else f": no job file (.toml) in {folder.resolve()}"
@@ -110,18 +114,18 @@ def loads(text: str) -> dict[str, Any]:
 def expect_bounded(table: dict) -> None:
     """Raise a :class:`ConfigError` if lists or tables are nested too deep, or an integer is too large."""
     level: list = [table]
-    for _ in range(DEEPEST):
-        inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
-        if huge := [value for value in inside if isinstance(value, int) and value.bit_length() > WIDEST]:
-            raise ConfigError(f"expected integers of 64 bits, got {short_repr(huge[0])}")
+    for _ in range(MAX_DEPTH):
+        inside = [value for part in level for value in (part.values() if isinstance(part, dict) else part)]
+        if huge := [value for value in inside if isinstance(value, int) and value.bit_length() > MAX_BITS]:
+            raise ConfigError(f"expected integers of at most 64 bits, got {short_repr(huge[0])}")
         nested = [value for value in inside if isinstance(value, dict | list | tuple)]
         level = list({id(value): value for value in nested}.values())
         if not level:
             return
-    raise ConfigError(f"lists or tables are nested more than {DEEPEST} deep")
+    raise ConfigError(f"lists or tables are nested more than {MAX_DEPTH} deep")
 
 
-def parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse the value of a setting on the command line as TOML, or return the text if it is not TOML."""
     try:
         table = loads(f"value = {text}")
@@ -131,44 +135,44 @@ def parse(text: str) -> Any:
 
 
 def as_text(text: str) -> str:
-    """Return the text that :func:`parse` converts to ``text``."""
-    return text if parse(text) == text else quoted(text)
+    """Return the text that :func:`parse_value` converts to ``text``."""
+    return text if parse_value(text) == text else toml_string(text)
 
 
-def quoted(text: str) -> str:
+def toml_string(text: str) -> str:
     """Return a text as a TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def override(table: dict, text: str) -> None:
-    """Apply one change ``section.key=value``.
+def apply_override(table: dict, text: str) -> None:
+    """Set the value of a setting from a text ``section.key=value``.
 
     Raises:
         ConfigError: the text has another form, or a parent of the key is not a table.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(
-            f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}"
-        )
-    set_key(table, key.strip(), parse(value))
+        raise ConfigError(f"expected KEY=VALUE, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}")
+    set_key(table, key.strip(), parse_value(value))
 
 
 def set_key(table: dict, key: str, value) -> None:
-    """Set a dotted key. A name is converted to a table with that name where the key or the value requires it.
+    """Set a dotted key. Where a table is needed, a name such as "FGDA" becomes ``{ name = "FGDA" }``.
 
     Raises:
         ConfigError: a parent of the key is not a table.
     """
     *path, last = key.split(".")
-    if len(path) > DEEPEST:
-        raise ConfigError(f"cannot set {truncate(key)}: tables are nested more than {DEEPEST} deep")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"cannot set {truncate(key)}: tables are nested more than {MAX_DEPTH} deep")
     for part in path:
         if isinstance(table.get(part), str):
             table[part] = {"name": table[part]}
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"cannot set {truncate(key)}: {truncate(part)} is not a table")
+            raise ConfigError(
+                f"cannot set {truncate(key)}: expected {truncate(part)} to be a table or a name"
+            )
     if isinstance(table.get(last), dict) and isinstance(value, str):
         value = {"name": value}
     table[last] = value

@@ -1,10 +1,10 @@
-"""Steps and constants of theorems in a job: ``eta = { name = "theorem", of = "wang-kale-2", D = 10 }``.
+"""Step sizes that a theorem determines: ``eta = { name = "theorem", of = "wang-kale-2", D = 10 }``.
 
-The constants of a theorem are taken from the setting's table, from the job's [theory], from the other
-settings (clients, cohort, rounds, local steps, hyperparameters, noise), and last from the problem, in this
-order. A job has one theorem. The resolved [theory] contains its name and all of its constants, so that the
-same job can be created again and its bound can be plotted. Its ``times`` are the settings that the theorem
-determines, and the multiples of the theorem's steps that they are.
+A job names at most one theorem. Its constants are taken, in this order, from the setting's table and the
+job's [theory], from the other settings (clients, cohort, rounds, local steps, hyperparameters, noise), and
+from the problem. The resolved [theory] contains the name of the theorem and all constants, so that the same
+job can be created again and the theorem's bound can be plotted. Its table ``times`` contains, for each
+setting that the theorem determines, the factor by which the prescribed step size is multiplied.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["fill", "prescription_of", "summary"]
 
 
 def fill(
-    method: type[Algorithm] | Preset, own: dict[str, Any], table: dict[str, Any], problem: Problem
+    method: type[Algorithm] | Preset, settings: dict[str, Any], table: dict[str, Any], problem: Problem
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Replace a method's settings that name a theorem by the theorem's steps.
+    """Replace settings of a method that name a theorem by the step sizes that the theorem prescribes.
 
     Args:
-        own: the method's settings without its name.
+        settings: the method's settings without its name.
         table: the job's other sections.
 
     Returns:
@@ -41,36 +41,41 @@ def fill(
 
     Raises:
         ConfigError: the theorem is unknown, is about another method, or needs a constant that is not
-        available.
+            available.
     """
-    named = {key: _settings_of(value) for key, value in own.items() if _is_theorem(value)}
+    from_theorem = {key: _settings_of(value) for key, value in settings.items() if _is_theorem(value)}
     theory = table.get("theory")
     if theory is not None and not isinstance(theory, dict):
         raise ConfigError(
-            f"[theory] is a table with the name of a theorem, of = ..., got {short_repr(theory)}"
+            f"[theory]: expected a table with the name of a theorem, of = ..., got {short_repr(theory)}"
         )
-    if not named and theory is None:
-        return own, None
+    if not from_theorem and theory is None:
+        return settings, None
     theory = dict(theory or {})
     stored_times = theory.pop("times", {})
     if not isinstance(stored_times, dict):
         raise ConfigError(
-            f"theory.times is a table of settings and multiples, got {short_repr(stored_times)}"
+            f"theory.times: expected a table of settings and factors, got {short_repr(stored_times)}"
         )
-    times = {key: one.pop("times", 1) for key, one in named.items()}
-    given = _merged([theory, *named.values()])
-    theorem = _theorem_for(given.pop("of", None), method)
-    plain = {key: value for key, value in own.items() if key not in named}
-    constants = _constants(theorem, given, _known(method, plain, table), lambda: _measured(table, problem))
+    times = {key: reference.pop("times", 1) for key, reference in from_theorem.items()}
+    given_constants = _merged([theory, *from_theorem.values()])
+    theorem = _theorem_for(given_constants.pop("of", None), method)
+    others = {key: value for key, value in settings.items() if key not in from_theorem}
+    constants = _constants(
+        theorem,
+        given_constants,
+        _known_from_job(method, others, table),
+        lambda: _constants_of_problem(table, problem),
+    )
     prescription = _prescribe(theorem.name, constants)
-    filled = {key: _scaled(key, prescription, times[key], theorem) for key in named}
+    filled = {key: _scaled(key, prescription, times[key], theorem) for key in from_theorem}
     for key, multiple in stored_times.items():  # keep the entries of settings that have not changed since
-        value = plain.get(key)
+        value = others.get(key)
         if isinstance(value, dict) or (
             value is not None and value == _scaled(key, prescription, multiple, theorem)
         ):
             times[key] = multiple
-    return plain | filled, {"of": theorem.name, **constants} | ({"times": times} if times else {})
+    return others | filled, {"of": theorem.name, **constants} | ({"times": times} if times else {})
 
 
 def prescription_of(theory: Mapping[str, Any] | None) -> tuple[Theorem, Prescription] | None:
@@ -110,7 +115,8 @@ def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
     for key, value in (item for table in tables for item in table.items()):
         if merged.setdefault(key, value) != value:
             raise ConfigError(
-                f"a job has one theorem, but {key} is {short_repr(merged[key])} and {short_repr(value)}"
+                f"expected one theorem per job, got two values of {key}: {short_repr(merged[key])} and "
+                f"{short_repr(value)}"
             )
     return merged
 
@@ -123,7 +129,9 @@ def _theorem(name) -> Theorem:
 
 
 def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
-    available = [one for one, theorem in THEOREMS.items() if method.__name__ in theorem.methods]
+    available = [
+        about_method for about_method, theorem in THEOREMS.items() if method.__name__ in theorem.methods
+    ]
     if name is None and available:
         raise ConfigError(
             f'theory.of is missing, e.g. theory.of = "{available[0]}" (about {method.__name__}: '
@@ -138,10 +146,10 @@ def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
     return theorem
 
 
-def _known(method: type[Algorithm] | Preset, own: dict, table: dict) -> dict[str, float]:
-    """Return hyperparameters that are numbers, and counts by the words of ``Theorem.letters``."""
-    fields = {name: one.default for name, one in getattr(method, "__dataclass_fields__", {}).items()}
-    numbers = {name: getattr(default, "default", default) for name, default in fields.items()} | own
+def _known_from_job(method: type[Algorithm] | Preset, settings: dict, table: dict) -> dict[str, float]:
+    """Return the numeric hyperparameters, and counts such as "rounds" by the names in ``Theorem.letters``."""
+    fields = {name: field.default for name, field in getattr(method, "__dataclass_fields__", {}).items()}
+    numbers = {name: getattr(default, "default", default) for name, default in fields.items()} | settings
     known = {name: value for name, value in numbers.items() if _is_number(value)}
     rounds, participation = table.get("rounds", 100), table.get("participation")
     steps = known.get(method.steps, 1)
@@ -152,8 +160,8 @@ def _known(method: type[Algorithm] | Preset, own: dict, table: dict) -> dict[str
     return known | {word: value for word, value in counts.items() if _is_number(value)}
 
 
-def _measured(table: dict, problem: Problem) -> dict[str, float]:
-    """Return the constants of a prepared copy of the problem, with the noise that the oracle adds."""
+def _constants_of_problem(table: dict, problem: Problem) -> dict[str, float]:
+    """Return the constants of the problem's data, computed on a copy, and the oracle's additional noise."""
     counts = dict.fromkeys(("clients", "cohort"), problem.clients)
     if type(problem).constants is Problem.constants:
         return counts
@@ -169,7 +177,7 @@ def _measured(table: dict, problem: Problem) -> dict[str, float]:
     if "sigma" in found:
         oracle = table.get("oracle")
         size = sum(prepared.variables().sizes.values())
-        added = _deviation(oracle.get("noise") if isinstance(oracle, dict) else None, size)
+        added = _noise_deviation(oracle.get("noise") if isinstance(oracle, dict) else None, size)
         if added is None:
             del found["sigma"]
         else:
@@ -177,7 +185,7 @@ def _measured(table: dict, problem: Problem) -> dict[str, float]:
     return found
 
 
-def _deviation(noise, size: int) -> float | None:
+def _noise_deviation(noise, size: int) -> float | None:
     """Return √E‖noise‖² of the oracle's noise; ``None`` if it is infinite or unknown."""
     if noise is None:
         return 0.0

@@ -16,7 +16,7 @@ from mpifed.config.job import Config
 from mpifed.config.space import Space, space_of
 from mpifed.config.tables import read_job, set_key
 
-__all__ = ["EXAMPLE", "Cell", "Tune", "Tuning", "tuning"]
+__all__ = ["EXAMPLE", "Study", "Tune", "Tuning", "tuning"]
 
 #: Example of a [tune] table for the message that a file has none.
 EXAMPLE = """\
@@ -62,8 +62,8 @@ class Tune(Section):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One method for one task.
+class Study:
+    """The search for one method on one task, as described by a job file.
 
     Attributes:
         task, method: names of their folders.
@@ -104,13 +104,13 @@ class Tuning:
     Attributes:
         tune: the section [tune].
         table: the other sections of the job, without [algorithm].
-        cells: the methods for the first task, then those for the next task, and so on.
-        config: configuration of a run of the first cell.
+        studies: one per task and method; all methods of the first task come first.
+        config: configuration of a run of the first study.
     """
 
     tune: Tune
     table: dict[str, Any]
-    cells: tuple[Cell, ...]
+    studies: tuple[Study, ...]
     config: Config
 
     @property
@@ -140,14 +140,14 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
     spaces = _spaces(tune, table)
     tasks = expand(tune.tasks)
     if not tasks:
-        raise ConfigError("[tune.tasks] has an empty list, which leaves no task")
-    cells = [
-        _cell(table, task, name, method, space)
+        raise ConfigError("expected at least one value per setting in [tune.tasks], got an empty list")
+    studies = [
+        _study(table, task, name, method, space)
         for name, task in zip(folder_names(tasks), tasks)
         for method, space in spaces.items()
     ]
-    _expect_budget(cells, tune)
-    return Tuning(tune, table, tuple(cells), cells[0].config(cells[0].space.costliest))
+    _expect_budget(studies, tune)
+    return Tuning(tune, table, tuple(studies), studies[0].config(studies[0].space.costliest))
 
 
 def _section(table: dict[str, Any]) -> Tune:
@@ -163,53 +163,57 @@ def _section(table: dict[str, Any]) -> Tune:
 
 def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
     """Return folder name → search space of each method, including the settings in the job's [algorithm]."""
-    shared = table.pop("algorithm", {})
-    if not isinstance(shared, dict):
+    common = table.pop("algorithm", {})
+    if not isinstance(common, dict):
         raise ConfigError(
-            f"expected [algorithm] with the settings that all methods share, got {short_repr(shared)}"
+            f"expected [algorithm] with the settings that all methods share, got {short_repr(common)}"
         )
-    shared = {key: value for key, value in shared.items() if key != "name"}
+    common = {key: value for key, value in common.items() if key != "name"}
     spaces = []
-    for number, one in enumerate(tune.methods):
-        if not isinstance(one.get("name"), str):
-            raise ConfigError(f"[[tune.methods]] number {number + 1} needs a name, got {short_repr(one)}")
+    for number, method in enumerate(tune.methods):
+        if not isinstance(method.get("name"), str):
+            raise ConfigError(
+                f"[[tune.methods]] number {number + 1}: expected a table with a name, got "
+                f"{short_repr(method)}"
+            )
         try:
-            spaces.append(space_of(shared | one))
+            spaces.append(space_of(common | method))
         except ConfigError as error:
-            raise ConfigError(f"[[tune.methods]] {one['name']}: {error}") from error
+            raise ConfigError(f"[[tune.methods]] {method['name']}: {error}") from error
     names = folder_names([{"name": space.name} | flatten(space.fixed) for space in spaces])
     if first_duplicate(names) or len(spaces) == 1:
         names = [f"{space.name}-{k}" if len(spaces) > 1 else space.name for k, space in enumerate(spaces, 1)]
     return dict(zip(names, spaces))
 
 
-def _cell(table: dict, task: dict, name: str, method: str, space: Space) -> Cell:
-    own = copy.deepcopy(table)
+def _study(table: dict, task: dict, name: str, method: str, space: Space) -> Study:
+    task_table = copy.deepcopy(table)
     for key, value in task.items():
-        set_key(own, key, value)
-    given = own.pop("algorithm", {})  # from tasks such as "algorithm.q"
+        set_key(task_table, key, value)
+    given = task_table.pop("algorithm", {})  # from tasks such as "algorithm.q"
     space = Space(
-        space.name, space.fixed | given, {k: one for k, one in space.open.items() if k not in given}
+        space.name, space.fixed | given, {k: domain for k, domain in space.open.items() if k not in given}
     )
     try:
-        cell = Cell(name if task else "", method, task, space, own, 0, 0)
-        config = cell.config(space.costliest)
+        study = Study(name if task else "", method, task, space, task_table, 0, 0)
+        config = study.config(space.costliest)
     except ConfigError as error:
         raise ConfigError(
             f"[tune] {', '.join(filter(None, [name if task else '', method]))}: {error}"
         ) from error
     if config.stop.seconds is not None:
         raise ConfigError(
-            "stop.seconds makes the result depend on the clock: remove it from a job with [tune]"
+            "a job with [tune] must not have stop.seconds, because results would depend on the speed of the "
+            "machine: remove it"
         )
-    return Cell(cell.task, method, task, space, own, config.rounds, config.seed)
+    return Study(study.task, method, task, space, task_table, config.rounds, config.seed)
 
 
-def _expect_budget(cells: list[Cell], tune: Tune) -> None:
+def _expect_budget(studies: list[Study], tune: Tune) -> None:
     """Raise a :class:`ConfigError` if the budget is less than a search needs."""
-    least = tune.seeds if all(not cell.space.open for cell in cells) else tune.seeds + 1
-    if tune.runs < least:
+    minimum = tune.seeds if all(not study.space.open for study in studies) else tune.seeds + 1
+    if tune.runs < minimum:
         raise ConfigError(
-            f"tune.runs = {tune.runs} with tune.seeds = {tune.seeds}: expected at least {least}, so that the "
-            "best settings can be run with every seed"
+            f"tune.runs = {tune.runs} with tune.seeds = {tune.seeds}: expected at least {minimum}, "
+            "so that the best settings can be run with every seed"
         )

@@ -25,7 +25,7 @@ class Metric(UserObject):
     Metrics are minimised unless the function's attribute ``maximise`` is true or contains the metric's name.
     """
 
-    kind = "a function of (scores, labels) or of (point)"
+    expected = "a function of (scores, labels) or of (point)"
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -37,7 +37,7 @@ class Metric(UserObject):
             raise ConfigError(f"{what} has no settings, got {short_repr(settings)}")
 
     @classmethod
-    def _of_instance(cls, value: Any) -> Metric | None:
+    def _from_instance(cls, value: Any) -> Metric | None:
         if not cls.fits(value) or not hasattr(value, "__qualname__"):
             return None
         digest, place = digest_of(value.__module__), origin_of(sys.modules[value.__module__])
@@ -50,7 +50,7 @@ class Metric(UserObject):
 
     @property
     def of_scores(self) -> bool:
-        """Whether the function takes scores and labels rather than the point."""
+        """Whether the function takes (scores, labels); otherwise it takes the point."""
         return _required(self.given) == 2
 
     @property
@@ -67,16 +67,15 @@ def _required(function: Any) -> int:
     except (TypeError, ValueError):
         return 0
     return sum(
-        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        for one in parameters
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
     )
 
 
 def _resolved(value: Any) -> Metric:
-    found = Metric.of(value, "metric")
+    found = Metric.from_value(value, "metric")
     if not isinstance(found, Metric):
         raise ValueError(
-            f'expected "./file.py:name" of {Metric.kind}, or the function, got {short_repr(value)}'
+            f'expected "./file.py:name" of {Metric.expected}, or the function, got {short_repr(value)}'
         )
     return found
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.base.data_files import contents, names_in
+from mpifed.base.data_files import folder_chunks, relative_names
 from mpifed.base.settings import hyperparameters
 from mpifed.data.samples import Images, Pixels
 from mpifed.data.sources import DataError, Source, opened, parsing
@@ -198,9 +198,9 @@ def _tree(source: Source, root: str) -> _Tree:
     """The folder, or else the archive."""
     folder = source.folder / root if source.folder else None
     if folder and folder.is_dir():
-        names = names_in(folder)
+        names = relative_names(folder)
         with parsing(folder, "a folder of images", "a file that cannot be read: "):
-            source.note(root, folder, contents(folder, names))
+            source.note(root, folder, folder_chunks(folder, names))
         return _Tree(folder, names, lambda name: _read(folder / name))
     expected = f"a zip archive of the folder {root}"
     archive = f"{root}.zip"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mpifed.base.memory import gib, host_memory
+from mpifed.base.memory import format_bytes, host_memory
 from mpifed.data.samples import Table
 from mpifed.data.sources import DataError, Source, opened, parsing
 
@@ -126,14 +126,15 @@ def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) 
     text = f"{what}: {n:,} rows of {d:,} columns"
     if needed > memory:
         last = int(np.searchsorted(rows.indptr, rows.indices.argmax(), side="right")) - 1
+        column = f"{d:,} in {where(last).rpartition(', ')[2]}"
         raise DataError(
-            f"{text} take {gib(needed)} as dense float32, this machine has {gib(memory)}: if the largest "
-            f"column number, {d:,} in {where(last).rpartition(', ')[2]}, is a mistake, correct it; otherwise "
+            f"{text} take {format_bytes(needed)} as dense float32, this machine has {format_bytes(memory)}: "
+            f"if the largest column number, {column}, is a mistake, correct it; otherwise "
             "use fewer columns (hash them, or leave out rare ones) or fewer rows"
         )
     if needed >= LARGE and rows.nnz < SPARSE * n * d:
-        share = f"{100 * rows.nnz / (n * d):.1g} %"
-        warnings.warn(f"{text}, {share} of them not 0, take {gib(needed)} as dense float32", stacklevel=2)
+        share, size = f"{100 * rows.nnz / (n * d):.1g} %", format_bytes(needed)
+        warnings.warn(f"{text}, {share} of them not 0, take {size} as dense float32", stacklevel=2)
 
 
 def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:

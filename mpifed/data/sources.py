@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mpifed.base.data_files import PACKED, digest
+from mpifed.base.data_files import OPENERS, digest
 from mpifed.base.memory import host_memory
 from mpifed.core.problem import DataFile
 
@@ -146,7 +146,7 @@ def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
     Raises:
         ValueError: it unpacks to more bytes than :func:`bound` allows.
     """
-    size, unpack = path.stat().st_size, PACKED.get(path.suffix)
+    size, unpack = path.stat().st_size, OPENERS.get(path.suffix)
     with (unpack or open)(path, "rb") as file:
         if size and not unpack:  # an empty file cannot be mapped
             return mmap.mmap(

@@ -36,10 +36,10 @@ Pair = tuple[Any, np.ndarray]
 class UserFunction(UserObject):
     """A function that returns samples ``[n, ...]``, arrays or tensors of numbers, and labels ``[n]``."""
 
-    kind = "a function that returns a data set"
+    expected = "a function that returns a data set"
 
     @classmethod
-    def _of_instance(cls, value: Any) -> UserObject | None:
+    def _from_instance(cls, value: Any) -> UserObject | None:
         if not inspect.isfunction(value):
             return None
         module = sys.modules[value.__module__]
@@ -134,7 +134,7 @@ class UserFunction(UserObject):
 class UserTextFunction(UserFunction):
     """A function that returns lists of texts, and labels ``[n]``: 1 positive, 0 negative."""
 
-    kind = "a function that returns a data set of texts"
+    expected = "a function that returns a data set of texts"
 
     def __call__(self, data_dir: str | None = None) -> Texts:  # type: ignore[override]
         """Call the function and convert its result, as for samples of numbers."""

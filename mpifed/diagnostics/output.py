@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import figure_text
+from mpifed.base.log import escape_mathtext
 from mpifed.storage.files import ASSUMPTION_FILES, MADE_BY, writing
 
 __all__ = ["print_tables", "write"]
@@ -153,7 +153,7 @@ def _draw(found: dict[str, Any], path: Path) -> None:
                 low, high = ([row[key] for row in own] for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
         _finish(axes, name, [row.get(name, math.nan) for row in rows])
-    figure.suptitle(figure_text(found["mpifed measure"]), fontsize=10)
+    figure.suptitle(escape_mathtext(found["mpifed measure"]), fontsize=10)
     figure.savefig(path, format="png", metadata=MADE_BY)
 
 

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
-from mpifed.core.sampling import Dropping, Words, current_words
+from mpifed.core.sampling import DropoutMode, DropoutWords, current_words
 from mpifed.models.base import Network, Params, Shapes
 
 __all__ = ["Module", "SequenceModule"]
@@ -56,7 +56,7 @@ class Module(UserObject, Network):
         drops: whether the module uses dropout in training, set by :meth:`shapes`.
     """
 
-    kind = "an nn.Module class, or a function that returns one"
+    expected = "an nn.Module class, or a function that returns one"
     drops = False
 
     @classmethod
@@ -102,7 +102,7 @@ class Module(UserObject, Network):
                 "is random, but not a trained parameter: expected a constant",
             )
             made = _cast_module(made, torch.get_default_dtype())
-            self.drops = _expect_network(made, self._inputs(), outputs)
+            self.has_dropout = _expect_network(made, self._inputs(), outputs)
         self._train, self._eval = made.train(), copy.deepcopy(made).eval()
         self._names = _first_names(made)
         self.place(torch.device("cpu"), torch.get_default_dtype())
@@ -129,10 +129,10 @@ class Module(UserObject, Network):
         # Tensors created inside a derivative must not be stored.
         fixed = self._placed[place] if place in self._placed else self._held_on(like.device, like.dtype)
         values = fixed | {name: params[first] for name, first in self._names.items()}
-        words = current_words() if self.drops else None
+        words = current_words() if self.has_dropout else None
         if words is None:
             return torch.func.functional_call(self._eval, values, inputs, tie_weights=False)
-        with Dropping(words):
+        with DropoutMode(words):
             return torch.func.functional_call(self._train, values, inputs, tie_weights=False)
 
     def fixed(self) -> tuple[Tensors, dict[str, str]]:
@@ -256,8 +256,8 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
-    words = Words((0, 0), torch.zeros(3, dtype=torch.int64))
-    with Dropping(words) as dropping, _NoDraws():
+    words = DropoutWords((0, 0), torch.zeros(3, dtype=torch.int64))
+    with DropoutMode(words) as dropping, _NoDraws():
         trained = _call(module.train(), inputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(

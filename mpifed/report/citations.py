@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mpifed.base.bibliography import bibtex, cites_of, plain
+from mpifed.base.bibliography import bibtex, cites_of, format_reference
 from mpifed.base.settings import flatten
-from mpifed.config.plugins import known
+from mpifed.config.plugins import builtin_classes
 from mpifed.core.adaptive import MATRICES
 from mpifed.storage.results import find_runs, load
 
@@ -26,7 +26,7 @@ def cite(places: Iterable[str | Path]) -> str:
 
 def references(configs: Iterable[dict[str, Any]]) -> list[str]:
     """One line per source of the runs with these resolved settings, in the order of first use."""
-    return [plain(key) for key in sources(configs)]
+    return [format_reference(key) for key in sources(configs)]
 
 
 def sources(configs: Iterable[dict[str, Any]]) -> list[str]:
@@ -44,4 +44,6 @@ def _known(setting: str, value: str) -> object:
     if setting.endswith(".matrix.name"):
         return MATRICES.get(value)
     section, _, key = setting.partition(".")
-    return known(section).get(value) if section in ("algorithm", "problem") and key == "name" else None
+    if key == "name" and section in ("algorithm", "problem"):
+        return builtin_classes(section).get(value)
+    return None

@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import figure_text
+from mpifed.base.log import escape_mathtext
 from mpifed.config.job import Config, ConfigError
 from mpifed.storage.files import MADE_BY, writing
 
@@ -126,12 +126,12 @@ def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
     for k, name in enumerate(found.names):  # a collection per class; a patch per bar would take minutes
         low, high = tops[:, k], tops[:, k + 1]
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
-        label = figure_text(name)
+        label = escape_mathtext(name)
         axes.add_collection(PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=label))
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(0, 1.04 * max(tops[:, -1].max(), 1))
     axes.xaxis.set_major_locator(MaxNLocator(min(clients + 1, 20), steps=[1, 2, 5, 10], integer=True))
-    axes.set(xlabel="client", ylabel="samples", title=figure_text(found.title))
+    axes.set(xlabel="client", ylabel="samples", title=escape_mathtext(found.title))
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < classes <= COLUMNS:

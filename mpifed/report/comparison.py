@@ -17,7 +17,7 @@ import pandas as pd
 from mpifed.base.settings import flatten, suggest
 from mpifed.config.theory import prescription_of
 from mpifed.core.autodiff import Evaluation
-from mpifed.core.metrics import VALIDATION, of_split
+from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.report.labels import short_names
 from mpifed.report.statistics import (
     Curve,
@@ -208,9 +208,9 @@ class Rule:
     def _data(self, setting: Setting) -> str | None:
         """The data of the deciding metric; ``None`` if the runs have no held-out data."""
         metric = self.deciding(setting) or ""
-        if metric.startswith(of_split(VALIDATION, "")):
+        if metric.startswith(split_metric_name(VALIDATION, "")):
             return "the validation data, other metrics refer to the test data"
-        if metric.startswith((of_split("train", ""), of_split("client", ""))):
+        if metric.startswith((split_metric_name("train", ""), split_metric_name("client", ""))):
             return "the training data"
         return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
@@ -268,7 +268,7 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
     """The distinct metrics of the settings, without statistics over clients (they have their own table)."""
     every = dict.fromkeys(metric for one in settings for metric in one.metrics)
-    return [metric for metric in every if not metric.startswith(of_split("client", ""))]
+    return [metric for metric in every if not metric.startswith(split_metric_name("client", ""))]
 
 
 def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mpifed.base.log import figure_text
+from mpifed.base.log import escape_mathtext
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.frame import frame
@@ -143,7 +143,7 @@ def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str
     known = metrics if metric is None else metric in metrics
     expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
     metrics = metrics if metric is None else [metric]
-    names = [figure_text(name) for name in counted(settings, labels(settings), metrics)]
+    names = [escape_mathtext(name) for name in counted(settings, labels(settings), metrics)]
     columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
     height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
     axes = axes_of(settings)
@@ -180,7 +180,7 @@ def _panels(
 
 def _quoted(text: str, by_user: bool) -> str:
     """A text for matplotlib; only the user's names may contain mathematics between dollars."""
-    return text if by_user else figure_text(text)
+    return text if by_user else escape_mathtext(text)
 
 
 def style(number: int) -> dict:
@@ -433,7 +433,7 @@ def plot(
     ax = ax or pyplot.gca()
     for setting, own in rows.groupby("setting", observed=True):
         _plot_setting(ax, [run for _, run in own.groupby("run", observed=True)], x, str(setting), settings)
-    ax.set(xlabel=x.replace("_", " "), ylabel=figure_text(rows["metric"].iloc[0]))
+    ax.set(xlabel=x.replace("_", " "), ylabel=escape_mathtext(rows["metric"].iloc[0]))
     ax.legend(frameon=False)
     return ax
 
@@ -447,7 +447,7 @@ def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, 
     seeds = [(run[x], run["value"], lost) for run, lost in zip(runs, diverged)]
     count = f" ({len(known)} of {len(runs)} finite)" if any(diverged) else ""
     number, log = settings.get_loc(setting), ax.get_yscale() == "log"
-    label = figure_text(f"{setting}{count}")
+    label = escape_mathtext(f"{setting}{count}")
     draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)
 
 

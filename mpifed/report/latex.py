@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from mpifed.base.log import visible
+from mpifed.base.log import escape_control
 from mpifed.report.comparison import Rule, Setting, paired_tests
 from mpifed.report.labels import Labels
 from mpifed.report.statistics import Spread
@@ -44,8 +44,9 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
         parts.append("\n".join(f"{labels[one]} & {' & '.join(row)} \\\\" for one, row in zip(rivals, rows)))
     heads = [names.metric(metric, _quoted) + _arrow(chosen, metric) for metric in metrics]
     body = "\n\\midrule\n".join(parts)
+    criterion = escape_control(rule.describe(chosen), line=True)
     return (
-        f"% {FIGURE_MARK}; needs \\usepackage{{booktabs}}\n% {visible(rule.describe(chosen), line=True)}\n"
+        f"% {FIGURE_MARK}; needs \\usepackage{{booktabs}}\n% {criterion}\n"
         f"\\begin{{table}}\n\\centering\n\\caption{{{_caption(chosen, rule, tested, body)}}}\n"
         f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}\n\\toprule\n"
         f"Method & {' & '.join(heads)} \\\\\n\\midrule\n"
@@ -103,7 +104,7 @@ def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
 
 def escape(text: str) -> str:
     """Escape a text for LaTeX."""
-    return "".join(_SPECIAL.get(one, one) for one in visible(text, line=True))
+    return "".join(_SPECIAL.get(one, one) for one in escape_control(text, line=True))
 
 
 def _quoted(text: str, by_user: bool) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from mpifed.core.metrics import VALIDATION, of_split
+from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -133,7 +133,7 @@ class Curve(NamedTuple):
 
 def validation_metric(metric: str, known: Collection[str]) -> str:
     """The metric on the validation split if it is among ``known``, else the metric itself."""
-    validated = of_split(VALIDATION, metric)
+    validated = split_metric_name(VALIDATION, metric)
     return validated if validated in known else metric
 
 

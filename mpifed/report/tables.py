@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpifed.base.console import Console
-from mpifed.base.log import visible
+from mpifed.base.log import escape_control
 from mpifed.base.settings import flatten
 from mpifed.config.theory import prescription_of
 from mpifed.core.metrics import QUANTILES
@@ -240,7 +240,7 @@ def cell(column: str, value) -> str:
         return value.describe()
     if value is None or isinstance(value, str):
         text = value or ("not finished" if column == "stopped" else "")
-        return "-" if value is None else visible(text, line=True)
+        return "-" if value is None else escape_control(text, line=True)
     if "bytes" in column.split():
         return filesize.decimal(round(value))
     if "seconds" in column.split():
@@ -249,7 +249,7 @@ def cell(column: str, value) -> str:
         return f"{value:,.0f}"
     if isinstance(value, float) and "." not in column:  # a dotted column is a setting, shown unchanged
         return format(value, ".1f" if column == "communication %" else ".4g")
-    return visible(str(value), line=True)
+    return escape_control(str(value), line=True)
 
 
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
@@ -278,7 +278,7 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
     if len(rows) == 1:
         single = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
         for column, value in rows[0].items():
-            single.add_row(Text(visible(column, line=True), style="bold"), Text(cell(column, value)))
+            single.add_row(Text(escape_control(column, line=True), style="bold"), Text(cell(column, value)))
         console.print(single)
         return
     first, *others = rows[0]
@@ -288,7 +288,8 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
         for column in (first, *columns):
             long = column in {first, "stopped"}
             layout = dict(max_width=30, overflow="fold") if long else dict(justify="right", no_wrap=True)
-            grid.add_column(Text(visible(column, line=True).replace(" ", "\n")), vertical="top", **layout)
+            heading = Text(escape_control(column, line=True).replace(" ", "\n"))
+            grid.add_column(heading, vertical="top", **layout)
         for row in rows:
             grid.add_row(*(Text(cell(column, row[column])) for column in (first, *columns)))
         return grid

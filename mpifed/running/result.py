@@ -15,7 +15,7 @@ import torch
 
 from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
-from mpifed.config.plugins import expect_same_sources, find, make
+from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
 from mpifed.core.problem import network_parameters
 from mpifed.core.records import Blocks
@@ -256,7 +256,7 @@ def _model_of(config: dict):
     own = {part: one for part, one in config.get("plugins", {}).items() if part.startswith("problem")}
     expect_same_sources(config | {"plugins": own})
     settings = dict(config["problem"])
-    return make(find(settings.pop("name"), "problem"), settings, "problem").model
+    return create(find_class(settings.pop("name"), "problem"), settings, "problem").model
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:

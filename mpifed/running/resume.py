@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpifed.base.data_files import digest_at
+from mpifed.base.data_files import digest_of_path
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 from mpifed.base.settings import flatten
@@ -261,7 +261,8 @@ def _changed_data(run: RunData, config: Config) -> str:
     """
     before = files_from_table(run.data)
     moved = run.config["run"].get("data_dir") != config.run.data_dir
-    if not moved and all(file.derived or digest_at(file.path) == file.digest for file in before.values()):
+    unchanged = (file.derived or digest_of_path(file.path) == file.digest for file in before.values())
+    if not moved and all(unchanged):
         return ""
     try:
         now = read_files(config)

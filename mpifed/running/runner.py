@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from tqdm import tqdm
 
-from mpifed.base.log import LOG, PHASES, visible
+from mpifed.base.log import LOG, PHASES, escape_control
 from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
@@ -144,7 +144,7 @@ class Runner:
             initial=self.simulation.round,
             unit="round",
             disable=not (self.comm.rank == 0 and self.config.run.progress and LOG.isEnabledFor(logging.INFO)),
-            desc=visible(title(self.config.algorithm), line=True),
+            desc=escape_control(title(self.config.algorithm), line=True),
             dynamic_ncols=True,
             mininterval=0.1 if sys.stderr.isatty() else 2,
         )

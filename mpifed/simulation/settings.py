@@ -22,9 +22,9 @@ from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.plugins import plugin
-from mpifed.base.settings import Strict, explain_record, file_name, first, title
-from mpifed.core.algorithm import Algorithm, stored_fields, undeclared
+from mpifed.base.plugins import plugin_of
+from mpifed.base.settings import Strict, explain_record, file_name, join_names, title
+from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
 from mpifed.core.noise import OracleOptions
@@ -176,32 +176,34 @@ class SimulationSettings(Strict, BaseModel):
         families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
         if algorithm.family not in families:
             article = "an" if problem.family == "operator" else "a"
+            suitable = join_names(n for n, c in ALGORITHMS.items() if c.family in families)
             raise ValueError(
                 f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
-                f"problem: expected one of {first(n for n, c in ALGORITHMS.items() if c.family in families)}"
+                f"problem: expected one of {suitable}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
                 f"{name} has a convex part φ = {problem.phi}, which {method} would ignore: expected one of "
-                f"{first(n for n, c in ALGORITHMS.items() if c.composite)}"
+                f"{join_names(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         return self
 
     @model_validator(mode="after")
     def _participation_fits(self):
         algorithm, clients = self.algorithm, self.problem.clients
-        self.participation.expect(clients)
-        partial = self.participation.partial(clients)
+        self.participation.validate_clients(clients)
+        partial = self.participation.partial_setting(clients)
         if partial and not algorithm.partial_participation:
             fields = ", ".join(stored_fields(algorithm))
             reason = f", because clients store {fields} between rounds" if fields else ""
+            others = join_names(n for n, c in ALGORITHMS.items() if c.partial_participation)
             raise ValueError(
                 f"{title(algorithm)} is defined for full participation only{reason}, got {partial}: leave it "
-                f"out, or use one of {first(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+                f"out, or use one of {others}"
             )
         if not (partial and self.participation.availability and self.participation.availability.unbiased):
             return self
-        if fields := undeclared(algorithm):
+        if fields := undeclared_stored_fields(algorithm):
             raise ValueError(
                 f"clients of {title(algorithm)} store {', '.join(fields)}, and availability.unbiased would "
                 "divide the changes of these fields by the clients' probabilities, so that the server's mean "
@@ -259,7 +261,7 @@ class SimulationSettings(Strict, BaseModel):
 def _expect_settings(part, decorator: str) -> None:
     """Raise a ValueError if a method or problem is not a record of settings, or a setting has no value."""
     cls = type(part)
-    plugin(cls)  # from here on, the class is identified by its current source
+    plugin_of(cls)  # from here on, the class is identified by its current source
     if not dataclasses.is_dataclass(part):
         raise ValueError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     fields = [field.name for field in dataclasses.fields(part)]

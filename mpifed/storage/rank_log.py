@@ -15,7 +15,7 @@ import time
 import warnings
 from pathlib import Path
 
-from mpifed.base.log import LOG, visible, warning
+from mpifed.base.log import LOG, escape_control, warning
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.world import slurm_job
 from mpifed.storage.files import LOG_FILES, LOG_FOLDER, is_registered, logs, rank_of, register
@@ -28,7 +28,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return f"{self.formatTime(record)} {level}{visible(super().format(record))}"
+        return f"{self.formatTime(record)} {level}{escape_control(super().format(record))}"
 
 
 class _Buffer(logging.Handler):

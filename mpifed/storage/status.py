@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpifed.core.metrics import VALIDATION, of_split
+from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import LOCK_FILE, RUN_FILE, checkpoints, round_of
 from mpifed.storage.folder import Holder, holder
@@ -133,7 +133,7 @@ def _status(folder: Path) -> Status:
         _age([results, *files] if run or error or files else [lock]),
         _pace(run) if running else None,
         _left(run, _age([results, lock])) if running else None,
-        _latest(run, of_split(VALIDATION, metric)),
+        _latest(run, split_metric_name(VALIDATION, metric)),
     )
 
 

@@ -37,7 +37,7 @@ def sobol_points(open: Open, count: int, seed: int, known: Collection[Point]) ->
     rows = qmc.Sobol(len(open), scramble=True, seed=seed).random_base2(math.ceil(math.log2(count * PATIENCE)))
     points = (
         tuple(
-            one.at(share) if isinstance(one, Range) else math.floor(share * len(one.values))
+            one.at_fraction(share) if isinstance(one, Range) else math.floor(share * len(one.values))
             for one, share in zip(open.values(), row)
         )
         for row in rows.tolist()
@@ -102,5 +102,5 @@ def _distribution(kinds, one: Range | Choice):
         return (
             kinds.IntDistribution(0, last) if one.ordered else kinds.CategoricalDistribution(range(last + 1))
         )
-    kind = kinds.IntDistribution if one.whole else kinds.FloatDistribution
+    kind = kinds.IntDistribution if one.integer else kinds.FloatDistribution
     return kind(one.low, one.high, log=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from mpifed.config.grids import settings_name
 from mpifed.config.space import Range
-from mpifed.config.tables import quoted
-from mpifed.config.tuning import Cell, Tuning
+from mpifed.config.tables import toml_string
+from mpifed.config.tuning import Study, Tuning
 from mpifed.report.statistics import ranking_key
 from mpifed.storage.files import replacing
 from mpifed.tuning.search import Search
@@ -91,23 +91,23 @@ def _warnings(search: Search) -> list[str]:
     return found
 
 
-def _file(tuning: Tuning, cell: Cell) -> Path:
-    return tuning.out / "trials" / cell.task / cell.method / "tried.json"
+def _file(tuning: Tuning, study: Study) -> Path:
+    return tuning.out / "trials" / study.task / study.method / "tried.json"
 
 
-def store(tuning: Tuning, cell: Cell, digest: str, result: SearchResult) -> None:
+def store(tuning: Tuning, study: Study, digest: str, result: SearchResult) -> None:
     """Write a result next to the runs of its search, from where other parts and later starts read it."""
-    path = _file(tuning, cell)
+    path = _file(tuning, study)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"search": digest, **asdict(result)}, indent=1) + "\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read(tuning: Tuning, cell: Cell, digest: str) -> SearchResult | None:
+def read(tuning: Tuning, study: Study, digest: str) -> SearchResult | None:
     """Return the stored result of the search with this digest; ``None`` if there is none."""
     try:
-        table = json.loads(_file(tuning, cell).read_text(encoding="utf-8"))
+        table = json.loads(_file(tuning, study).read_text(encoding="utf-8"))
         return SearchResult(**table) if table.pop("search") == digest else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -119,17 +119,17 @@ def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None
     with replacing(tuning.out / TRIED) as path, open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(_COLUMNS)
-        for cell, one in zip(tuning.cells, results):
+        for study, one in zip(tuning.studies, results):
             for bracket, settings, *rest in one.tried if one else ():
                 name = settings_name(settings) if settings else ""
-                table.writerow([cell.task, cell.method, bracket, name, *rest])
+                table.writerow([study.task, study.method, bracket, name, *rest])
     with replacing(tuning.out / BEST) as path:
         path.write_text(_best(tuning, results), encoding="utf-8")
 
 
 def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
     """Return the text of best.toml."""
-    done = [(cell, one) for cell, one in zip(tuning.cells, results) if one]
+    done = [(study, one) for study, one in zip(tuning.studies, results) if one]
     table = dict(tuning.table)
     table["run"] = table.get("run", {}) | {"out": str(tuning.out / "best")}
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
@@ -138,22 +138,24 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
         f"# `mpifed sweep {tuning.out / BEST}` runs them,",
         f"# `mpifed report {tuning.out / 'best'}` compares them. {TRIED} lists all settings that were tried.",
     ]
-    if missing := len(tuning.cells) - len(done):
-        lines.append(f"# Unfinished: {missing} of {len(tuning.cells)} searches; the same command continues.")
+    if missing := len(tuning.studies) - len(done):
+        lines.append(
+            f"# Unfinished: {missing} of {len(tuning.studies)} searches; the same command continues."
+        )
     lines += _settings(plain)
     for key, value in table.items():
         if isinstance(value, dict):
             lines += ["", f"[{_key(key)}]", *_settings(value)]
-    for cell, one in done:
-        seeds = [cell.seed + FRESH + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
-        algorithm = _as_choices(cell.space.table(one.settings))
+    for study, one in done:
+        seeds = [study.seed + FRESH + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
+        algorithm = _as_choices(study.space.table(one.settings))
         lines += [
             "",
-            f"# {cell.title}: {one.metric} = {one.value:.6g}, mean over {one.runs} seed(s); {len(one.tried)} "
-            f"setting(s) tried, {one.spent:,} of {one.budget:,} oracle calls spent",
+            f"# {study.title}: {one.metric} = {one.value:.6g}, mean over {one.runs} seed(s); "
+            f"{len(one.tried)} setting(s) tried, {one.spent:,} of {one.budget:,} oracle calls spent",
             *(f"# Warning: {text}." for text in one.warnings),
             "[[sweep]]",
-            *_settings({"seed": seeds, **_as_choices(cell.settings), "algorithm": algorithm}),
+            *_settings({"seed": seeds, **_as_choices(study.settings), "algorithm": algorithm}),
         ]
     return "\n".join(lines) + "\n"
 
@@ -171,14 +173,14 @@ def _settings(table: dict[str, Any]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else quoted(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_string(key)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return quoted(value)
+        return toml_string(value)
     if isinstance(value, dict):
         return "{ " + ", ".join(_settings(value)) + " }" if value else "{}"
     if isinstance(value, list | tuple):

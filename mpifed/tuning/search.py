@@ -20,7 +20,7 @@ from typing import Any
 
 from mpifed.base.errors import ConfigError
 from mpifed.config.space import Range
-from mpifed.config.tuning import Cell
+from mpifed.config.tuning import Study
 from mpifed.report.statistics import ranking_key
 from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
 from mpifed.tuning.trials import Outcome, Probe, Request
@@ -94,11 +94,11 @@ class Search:
         dropped: trials that have ended since the caller last cleared the list.
     """
 
-    def __init__(self, cell: Cell, seeds: int, budget: int, probe: Probe, sign: int):
-        self.cell, self.budget, self.probe, self.sign = cell, budget, probe, sign
-        self.seeds = [cell.seed + k for k in range(seeds)]
-        self.rungs = levels(cell.rounds)
-        self.open = dict(cell.space.open)
+    def __init__(self, study: Study, seeds: int, budget: int, probe: Probe, sign: int):
+        self.study, self.budget, self.probe, self.sign = study, budget, probe, sign
+        self.seeds = [study.seed + k for k in range(seeds)]
+        self.rungs = levels(study.rounds)
+        self.open = dict(study.space.open)
         self.trials: list[Trial] = []
         self.refused: list[Point] = []
         self.dropped: list[Trial] = []
@@ -122,7 +122,7 @@ class Search:
         """Return the settings whose best value is at the end of its range, with the range past that end."""
         best = self.best
         found = {
-            key: one.beyond(number)
+            key: one.extension(number)
             for (key, one), number in zip(self.open.items(), best.point if best else ())
             if isinstance(one, Range)
         }
@@ -148,7 +148,7 @@ class Search:
 
     def _reserve(self) -> float:
         """Return the part of the budget for extending ranges; 0 if a bracket could not use it."""
-        extends = any(isinstance(one, Range) and not one.whole for one in self.open.values())
+        extends = any(isinstance(one, Range) and not one.integer for one in self.open.values())
         least = self._cost(THIRD, self._stages(0))
         return max(KEPT * self.budget, least) if extends and self.budget >= 2 * least else 0
 
@@ -180,12 +180,12 @@ class Search:
         Raises:
             ConfigError: none of the first proposals are compatible; the error is that of the last one.
         """
-        self.open |= {key: self.open[key].with_(more) for key, more in edges.items()}
+        self.open |= {key: self.open[key].union(more) for key, more in edges.items()}
         near = self._near(edges) if edges or begin == len(USUAL) - 1 else {}
         valid: list[Point] = []
         last_error = None
         for attempt in range(ATTEMPTS):
-            label = f"{self.cell.seed} {self.cell.task} {self.cell.method} {len(self.trials)} {attempt}"
+            label = f"{self.study.seed} {self.study.task} {self.study.method} {len(self.trials)} {attempt}"
             seed, known = zlib.crc32(label.encode()), self._ranked() + self.refused + valid
             if near:
                 points = self._neighbours(near, count - len(valid), seed, known)
@@ -194,7 +194,7 @@ class Search:
                 points = propose(self.open, count - len(valid), seed, known)
             for point in points:
                 try:
-                    self.cell.config(settings_at(self.open, point))
+                    self.study.config(settings_at(self.open, point))
                     valid.append(point)
                 except ConfigError as error:
                     self.refused.append(point)
@@ -210,11 +210,11 @@ class Search:
         looks = sum(trial.bracket != before.bracket for before, trial in zip(self.trials, self.trials[1:]))
         factor = 10 ** (AROUND * CLOSER ** (looks // len(USUAL)))
         near = {
-            key: one.within(number / factor, number * factor)
+            key: one.clipped(number / factor, number * factor)
             for (key, one), number in zip(self.open.items(), self.best.point)
             if isinstance(one, Range)
         }
-        return near | {key: near[key].with_(more) for key, more in edges.items()}
+        return near | {key: near[key].union(more) for key, more in edges.items()}
 
     def _neighbours(
         self, near: dict[str, Range], count: int, seed: int, known: Sequence[Point]

@@ -12,8 +12,8 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.config.grids import settings_name
 from mpifed.config.job import Config
-from mpifed.config.tuning import Cell
-from mpifed.core.metrics import VALIDATION, of_split
+from mpifed.config.tuning import Study
+from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.report.statistics import validation_metric
@@ -104,7 +104,7 @@ class Probe:
         metric = metric or self.metrics[0]
         if metric not in self.metrics:
             raise ConfigError(f"tune.metric: no metric {metric!r}: {suggest(metric, self.metrics)}")
-        validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
+        validated = any(name.startswith(split_metric_name(VALIDATION, "")) for name in self.metrics)
         if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not select settings: set "
@@ -115,22 +115,22 @@ class Probe:
         )  # metrics without a validation version use no held-out samples
 
 
-def probe(cell: Cell, comm: SerialComm) -> Probe:
+def probe(study: Study, comm: SerialComm) -> Probe:
     """Start the method, evaluate the metrics and compute two rounds, without writing files.
 
     Raises:
         CollectiveError: the job cannot be set up.
         NonFiniteError: the method diverges within two rounds with all settings that are tried.
     """
-    *first, last = cell.space.costly()
+    *first, last = study.space.costly_candidates()
     for settings in first:
         with contextlib.suppress(NonFiniteError):
-            return _probe(cell, settings, comm)
-    return _probe(cell, last, comm)
+            return _probe(study, settings, comm)
+    return _probe(study, last, comm)
 
 
-def _probe(cell: Cell, settings: dict[str, Any], comm: SerialComm) -> Probe:
-    simulation = Simulation.from_settings(cell.config(settings), comm)
+def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
+    simulation = Simulation.from_settings(study.config(settings), comm)
     with simulation.transport:
         simulation.start()
         metrics = simulation.evaluate(simulation.shared)
@@ -150,25 +150,25 @@ def _probe(cell: Cell, settings: dict[str, Any], comm: SerialComm) -> Probe:
 
 def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
     """Return the names of the metrics of test samples."""
-    apart = tuple(of_split(split, "") for split in ("train", "client", VALIDATION))
+    apart = tuple(split_metric_name(split, "") for split in ("train", "client", VALIDATION))
     own = [name for name in metrics if not name.startswith(apart)]
     return [name for name in own if name not in problem.of_training] if problem.test_rows else []
 
 
-def trial_folder(out: Path, cell: Cell, settings: dict[str, Any], seed: int) -> Path:
+def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -> Path:
     """Return the folder of a run, named by its open settings."""
     name = settings_name(settings) if settings else "fixed"
-    return out / "trials" / cell.task / cell.method / name / f"seed={seed}"
+    return out / "trials" / study.task / study.method / name / f"seed={seed}"
 
 
-def run_trial(folder: Path, cell: Cell, request: Request, metric: str, comm: SerialComm) -> Outcome:
+def run_trial(folder: Path, study: Study, request: Request, metric: str, comm: SerialComm) -> Outcome:
     """Run to the requested number of rounds, resuming an earlier rung or an interrupted run.
 
     Raises:
         Stopped, KeyboardInterrupt: a signal arrived.
         CollectiveError: the run cannot be executed.
     """
-    config = _config(cell.config(request.settings, request.seed), request, folder)
+    config = _config(study.config(request.settings, request.seed), request, folder)
     found = results_of(Folder(folder), config)
     if found is None or not _has_outcome(found, config):
         if found and _cannot_be_resumed(found, config):

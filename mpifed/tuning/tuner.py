@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from mpifed.base.errors import ConfigError, ContractError
 from mpifed.base.log import LOG, info
-from mpifed.config.grids import taken
-from mpifed.config.tuning import Cell, Tuning
+from mpifed.config.grids import select_part
+from mpifed.config.tuning import Study, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.running.signals import Stopped, early_signal
 from mpifed.tuning.results import SearchResult, read, result_of, store, write_tables
@@ -79,7 +79,7 @@ def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResu
     probes = _probes(tuning, comm)
     with collective_errors(comm, ConfigError):
         plans = _plans(tuning, probes)
-        mine = taken(list(range(len(tuning.cells))), part)
+        mine = select_part(list(range(len(tuning.studies))), part)
     searches = _Searches(tuning, comm, plans, mine)
     searches.run()
     return searches.results()
@@ -89,29 +89,29 @@ def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
     """Probe all cells, distributed over the ranks. Collective."""
     alone, own = IndependentComm(comm), {}
     with collective_errors(comm, *_ERRORS):
-        for number in range(comm.rank, len(tuning.cells), comm.size):
-            own[number] = asdict(probe(tuning.cells[number], alone))
+        for number in range(comm.rank, len(tuning.studies), comm.size):
+            own[number] = asdict(probe(tuning.studies[number], alone))
     texts = [broadcast_text(comm, json.dumps(own), root) for root in range(comm.size)]
     found = {int(number): one for text in texts for number, one in json.loads(text).items()}
-    return [Probe(**found[number]) for number in range(len(tuning.cells))]
+    return [Probe(**found[number]) for number in range(len(tuning.studies))]
 
 
 def _plans(tuning: Tuning, probes: list[Probe]) -> list[_Plan]:
     """Return a plan per cell. A task's budget is the cost of ``tune.runs`` runs of its costliest method."""
     full: dict[str, int] = {}
-    for cell, one in zip(tuning.cells, probes):
-        full[cell.task] = max(full.get(cell.task, 0), one.calls(cell.rounds))
+    for study, one in zip(tuning.studies, probes):
+        full[study.task] = max(full.get(study.task, 0), one.calls(study.rounds))
     return [
-        _Plan(one, tuning.tune.runs * full[cell.task], one.selection_metric(tuning.tune.metric))
-        for cell, one in zip(tuning.cells, probes)
+        _Plan(one, tuning.tune.runs * full[study.task], one.selection_metric(tuning.tune.metric))
+        for study, one in zip(tuning.studies, probes)
     ]
 
 
-def _digest(cell: Cell, plan: _Plan, seeds: int) -> str:
+def _digest(study: Study, plan: _Plan, seeds: int) -> str:
     """Return a digest of all settings that affect the result of a search."""
-    table = cell.config(cell.space.costliest).table()
+    table = study.config(study.space.costliest).table()
     table["run"] = {key: value for key, value in table["run"].items() if key not in _IRRELEVANT}
-    parts = [table, cell.space.table({}), repr(cell.space.open), plan.budget, plan.metric, seeds]
+    parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, seeds]
     parts += [plan.probe.data] if plan.probe.data else []
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
@@ -123,21 +123,21 @@ class _Searches:
         self.tuning, self.comm, self.plans = tuning, comm, plans
         self.alone = IndependentComm(comm)
         seeds = tuning.tune.seeds
-        self.digests = [_digest(cell, plan, seeds) for cell, plan in zip(tuning.cells, plans)]
+        self.digests = [_digest(study, plan, seeds) for study, plan in zip(tuning.studies, plans)]
         self.searches: dict[int, Search] = {}
         self.steps: dict[int, Generator] = {}
         self.requested: dict[int, list[Request]] = {}
         if comm.rank == 0:
             for number in mine:
-                cell, plan = tuning.cells[number], plans[number]
-                if read(tuning, cell, self.digests[number]) is None:
-                    self.searches[number] = Search(cell, seeds, plan.budget, plan.probe, plan.sign)
+                study, plan = tuning.studies[number], plans[number]
+                if read(tuning, study, self.digests[number]) is None:
+                    self.searches[number] = Search(study, seeds, plan.budget, plan.probe, plan.sign)
                     self.steps[number] = self.searches[number].requests()
 
     def results(self) -> list[SearchResult | None]:
         """Return the results of all parts so far."""
-        cells = self.tuning.cells
-        return [read(self.tuning, cell, digest) for cell, digest in zip(cells, self.digests)]
+        studies = self.tuning.studies
+        return [read(self.tuning, study, digest) for study, digest in zip(studies, self.digests)]
 
     def run(self) -> None:
         """Execute waves until every search has finished. Collective."""
@@ -166,9 +166,9 @@ class _Searches:
         except StopIteration:
             search = self.searches[number]
             result = result_of(search, self.plans[number].metric)
-            store(self.tuning, search.cell, self.digests[number], result)
+            store(self.tuning, search.study, self.digests[number], result)
             del self.steps[number], self.requested[number]
-            info(f"{search.cell.title} is done: {len(search.trials)} settings")
+            info(f"{search.study.title} is done: {len(search.trials)} settings")
 
     def _write(self) -> None:
         """Write the tables, and repeat if another part has meanwhile finished more searches (rank 0)."""
@@ -219,9 +219,9 @@ class _Searches:
         return mine
 
     def _one(self, number: int, request: Request) -> Outcome:
-        cell = self.tuning.cells[number]
-        folder = trial_folder(self.tuning.out, cell, request.settings, request.seed)
-        return run_trial(folder, cell, request, self.plans[number].metric, self.alone)
+        study = self.tuning.studies[number]
+        folder = trial_folder(self.tuning.out, study, request.settings, request.seed)
+        return run_trial(folder, study, request, self.plans[number].metric, self.alone)
 
     def _report(self, jobs: list[tuple[int, Request]], outcomes: list[Outcome]) -> None:
         """Send the outcomes to the searches, and delete checkpoints that are no longer needed (rank 0)."""
@@ -232,7 +232,7 @@ class _Searches:
         for search in self.searches.values():
             for trial in search.dropped:
                 for seed in {seed for _, seed in trial.outcomes}:
-                    delete_checkpoints(trial_folder(self.tuning.out, search.cell, trial.settings, seed))
+                    delete_checkpoints(trial_folder(self.tuning.out, search.study, trial.settings, seed))
             search.dropped.clear()
         self.bar.update(sum(search.spent for search in self.searches.values()) - self.bar.n)
         self._write()

@@ -10,7 +10,7 @@ from games import DX, Game, reference_gradient
 
 from mpifed import Blocks, Minimax
 from mpifed.base.settings import build
-from mpifed.config.plugins import find
+from mpifed.config.plugins import find_class
 from mpifed.core.problem import Minimisation
 from mpifed.core.streams import generator
 
@@ -28,7 +28,7 @@ LARGE = 4
 
 def plugin(name: str, **settings):
     """Return the method in the file ``name``, found in the same way as by a job."""
-    return build(find(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
+    return build(find_class(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
 
 
 def gradient_at(game: Game, seed: int, batch_size: int, noise):

@@ -18,7 +18,7 @@ from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.space import Range
 from mpifed.config.tables import read_table
-from mpifed.config.tuning import Cell, tuning
+from mpifed.config.tuning import Study, tuning
 from mpifed.data import DATASETS, TEXTS
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.world import world
@@ -61,17 +61,17 @@ def one_each(file: Path) -> dict[str, Config]:
     """Return one job per method of a file, of a search with the smallest settings and of a sweep the first.
     All combinations are validated."""
     if "tune" in read_table(file):
-        listed = [_least(cell) for cell in reversed(tuning(file, []).cells)]
+        listed = [_least(study) for study in reversed(tuning(file, []).studies)]
     else:
         listed = [one.config for one in reversed(variants(file))]
     return {title(config.algorithm): config for config in listed}
 
 
-def _least(cell: Cell) -> Config:
-    return cell.config(
+def _least(study: Study) -> Config:
+    return study.config(
         {
             key: one.value(one.low) if isinstance(one, Range) else one.values[0]
-            for key, one in cell.space.open.items()
+            for key, one in study.space.open.items()
         }
     )
 

@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.base.bibliography import bibliography, bibtex, cites_of, plain
+from mpifed.base.bibliography import bibliography, bibtex, cites_of, format_reference
 from mpifed.core.adaptive import MATRICES
 from mpifed.data import DATASETS, TEXTS
 from mpifed.problems import PROBLEMS
@@ -30,7 +30,7 @@ def test_an_entry_has_author_title_and_year(key):
     assert all(re.search(rf"^ *{field} *= \{{", entry, re.M) for field in ("author", "title")), entry
     undated = "states neither year nor venue" in entry
     assert undated != bool(re.search(r"^ *year *= \{\d{4}\}", entry, re.M)) and undated == ("_nd_" in key)
-    assert plain(key).endswith(".") and "{" not in plain(key)
+    assert format_reference(key).endswith(".") and "{" not in format_reference(key)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -16,7 +16,7 @@ import mpifed
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.base import data_files
-from mpifed.base.data_files import digest_at
+from mpifed.base.data_files import digest_of_path
 from mpifed.cli.main import cli
 from mpifed.core.problem import DataFile
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -176,15 +176,15 @@ def test_a_digest_is_computed_once_for_each_state_of_a_file(tmp_path, monkeypatc
     file, opened = tmp_path / "a", []
     file.write_text("1")
     monkeypatch.setattr(data_files, "open", lambda *of: opened.append(of) or open(*of), raising=False)
-    first = digest_at(str(file))
-    assert digest_at(str(file)) == first and len(opened) == 1
+    first = digest_of_path(str(file))
+    assert digest_of_path(str(file)) == first and len(opened) == 1
     known = file.stat()
     file.write_text("2")
     os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
-    assert digest_at(str(file)) != first
+    assert digest_of_path(str(file)) != first
     folder = tmp_path / "b"
     shutil.copytree(tmp_path, folder)
-    first = digest_at(str(folder))
+    first = digest_of_path(str(folder))
     (folder / "a").rename(folder / "c")
-    assert digest_at(str(folder)) != first
-    assert digest_at("returned by f") is None is digest_at("\0")
+    assert digest_of_path(str(folder)) != first
+    assert digest_of_path("returned by f") is None is digest_of_path("\0")

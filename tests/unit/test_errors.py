@@ -4,11 +4,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from launch import launch
 from runfiles import decay, write
 
-from mpifed.cli.main import _warn_idle, cli, main
+from mpifed.cli.main import _warn_idle, main
 
 #: Number of lines of a screen.
 SCREEN = 24
@@ -86,7 +85,7 @@ COMMANDS = [
     ('run job.toml rounds="10"', "rounds: Input should be a valid integer", "write 10"),
     ("run job.toml algorithm.gamma=-0.1", "algorithm.gamma", "greater than or equal to 0"),
     ("run job.toml 'stop.seconds=2 hrz'", "stop.seconds: expected a time in seconds", '"2h"'),
-    ("run job.toml rounds:5", "an override is key=value", "got 'rounds:5'"),
+    ("run job.toml rounds:5", "expected KEY=VALUE", "got 'rounds:5'"),
     ("run job.toml --ressume must", "Did you mean '--resume'?"),
     ("ran job.toml", "Did you mean 'run'?"),
     ('run auc.toml algorithm={name="FedAvg",K=1,eta=0.1}', "DeepAUC is a minimax problem", "FGDA"),
@@ -111,23 +110,10 @@ COMMANDS = [
      "expected"),
     ("info oracel", "did you mean 'oracle'?"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
-    ("run job.toml algorithm.q=0", "algorithm.q: Input should be greater than or equal to 1, got 0"),
-    ("run job.toml algorithm.eta=-1", "algorithm.eta: expected a finite number >= 0 or a schedule, got -1"),
     ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
-    ("run job.toml algorithm.name=AdaFGDA algorithm.matrix=adm",
-     "unknown matrix 'adm': did you mean 'adam'?"),
-    ("run job.toml algorithm.matrix=adam", "algorithm has no setting 'matrix'"),
-    ("run job.toml participation.cohort=3", "FGDA is defined for full participation only"),
-    ("run job.toml run.devise=cpu", "[run] has no setting 'devise': did you mean 'device'?"),
-    ("run job.toml run.dtype=float16", "run.dtype"),
-    ("run job.toml rnds=3", "a job file has no setting 'rnds': did you mean 'rounds'?"),
-    ("run job.toml stop.metric=error", "a target needs metric and exactly one of at_least, at_most"),
     ("run job.toml oracle.noise.scale=1", "unknown noise None"),
     ("run job.toml oracle.noise={name='gaussian',scale=0}", "Input should be greater than 0"),
-    ("run job.toml algorithm.name=os.path:join", "os.path:join is not a subclass of mpifed.Algorithm"),
-    ("run job.toml algorithm.name=no.such.package:Method", "cannot import 'no.such.package'"),
-    ("run none.toml", "cannot read the job file", "No such file"),
-    ("run empty.toml", "[algorithm] needs a name"),
+    ("run empty.toml", "[algorithm] has no name: set algorithm.name"),
 ]
 #: Job file, a text in its plugin, the replacement, then parts of the message.
 PLUGINS = [
@@ -222,12 +208,6 @@ def test_ranks_without_clients(capsys):
     assert "3 ranks for 2 clients: 1 of the ranks will be idle" in capsys.readouterr().err
     _warn_idle(SimpleNamespace(rank=0, size=2), 2)
     assert not capsys.readouterr().err
-
-
-def test_data_folders_that_are_not_utf8(folder):
-    words = ["run", "auc.toml", "problem.dataset=mnist", "--data-dir", "nowhere/\udcff"]
-    error = str(CliRunner().invoke(cli, words).exception)
-    assert "mnist lacks a file" in error and "nowhere/\udcff" in error
 
 
 LONG = "n" * 300

@@ -16,7 +16,7 @@ from mutations import BUDGET, JOBS, changes, mutated, tables, texts
 from mpifed import Config, ConfigError
 from mpifed.cli import errors, main
 from mpifed.config.grids import variants
-from mpifed.config.tables import override
+from mpifed.config.tables import apply_override
 
 BASES = tables()
 SOURCES = [path.read_bytes() for path in JOBS]
@@ -70,7 +70,7 @@ def test_changes(overrides):
     def changed():
         table = copy.deepcopy(BASES[0])
         for text in overrides:
-            override(table, text)
+            apply_override(table, text)
         return Config.from_table(table)
 
     outcome(changed)

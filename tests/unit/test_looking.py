@@ -10,7 +10,7 @@ import mpifed
 from mpifed.base import plugins
 from mpifed.base.plugins import refused_code
 from mpifed.cli.main import cli
-from mpifed.config.plugins import find
+from mpifed.config.plugins import find_class
 from mpifed.parallel.comm import SerialComm
 
 #: A problem and a network in a file that creates another file when it is executed.
@@ -95,7 +95,8 @@ def test_commands_that_need_no_code(folder, words):
 )  # fmt: skip
 def test_commands_that_need_code_require_allow_code(folder, words):
     code, text = call(*words.split())
-    assert code and "./stranger.py:Mine is code, which would be executed" in text and "--allow-code" in text
+    assert code and "./stranger.py:Mine is user-defined code, which would be executed" in text
+    assert "--allow-code" in text
     assert not Path("executed").exists()
     code, text = call(*words.split(), "--allow-code")
     assert code == 0 and Path("executed").exists(), text
@@ -112,5 +113,8 @@ def test_modules_and_entry_points_are_refused_as_code(monkeypatch):
     installed = [metadata.EntryPoint("Theirs", "their.package:Method", "mpifed.algorithms")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: installed)
     for name in ("their.package:Method", "Theirs"):
-        with refused_code("no"), pytest.raises(mpifed.ConfigError, match=f"{name} is code.* executed: no"):
-            find(name, "algorithm")
+        with (
+            refused_code("no"),
+            pytest.raises(mpifed.ConfigError, match=f"{name} is user-defined code.* executed: no"),
+        ):
+            find_class(name, "algorithm")

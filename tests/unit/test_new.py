@@ -10,7 +10,7 @@ from mpifed import Config
 from mpifed.cli.main import cli
 from mpifed.cli.new import job_text
 from mpifed.cli.schema import rows_of
-from mpifed.config.plugins import find
+from mpifed.config.plugins import find_class
 from mpifed.config.tables import loads
 
 
@@ -52,7 +52,7 @@ def test_a_job_contains_every_setting_of_its_method_and_problem(method, problem)
     assert Config.from_table(loads(text)).run.out == "runs/here"
     for part, name in (("algorithm", method), ("problem", problem)):
         section = text.partition(f"[{part}]\n")[2].partition("\n\n")[0]
-        for row in rows_of(find(name, part)) if name else ():
+        for row in rows_of(find_class(name, part)) if name else ():
             assert re.search(rf"^(# )?{row.name} = ", section, re.M), row.name
 
 

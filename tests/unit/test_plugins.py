@@ -10,10 +10,10 @@ import pytest
 import mpifed
 from mpifed import Config, ConfigError
 from mpifed.algorithms import AdaFGDA, LocalSGDA
-from mpifed.base.plugins import plugin
+from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import title
 from mpifed.cli.main import main
-from mpifed.config.plugins import changed_sources, expect_same_sources, find, name_of
+from mpifed.config.plugins import changed_sources, expect_same_sources, find_class, name_of
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle as PackageSaddle
 
@@ -69,7 +69,8 @@ def command_line(monkeypatch, capsys, *words) -> str:
 def test_classes_of_the_package_are_identified_by_name():
     config = Config.from_table(table("Saddle"))
     assert "plugins" not in config.table() and config.table()["problem"]["name"] == "Saddle"
-    assert plugin(PackageSaddle) is None and title(config.problem) == name_of(config.problem) == "Saddle"
+    assert plugin_of(PackageSaddle) is None
+    assert title(config.problem) == name_of(config.problem) == "Saddle"
 
 
 def test_presets_are_identified_by_name():
@@ -132,21 +133,21 @@ def test_entry_points(file, monkeypatch):
     monkeypatch.syspath_prepend(file.parent)
     assert Config.from_table(table("OwnSaddle")).table()["problem"]["name"] == "plugin_module:Saddle"
     with pytest.raises(ConfigError, match="did you mean 'OwnSaddle'"):
-        find("OwnSadle", "problem")
+        find_class("OwnSadle", "problem")
     with pytest.raises(
         ConfigError, match="Broken cannot be loaded: ZeroDivisionError: .*\n.*plugin_broken.py"
     ):
-        find("Broken", "problem")
+        find_class("Broken", "problem")
 
 
 def test_a_file_is_executed_once_for_each_state(file):
-    first = find(f"{file}:Saddle", "problem")
-    assert find(f"{file}:Saddle", "problem") is first
+    first = find_class(f"{file}:Saddle", "problem")
+    assert find_class(f"{file}:Saddle", "problem") is first
     file.write_text(PLUGIN.replace("c: float", "cc: float"))
-    assert find(f"{file}:Saddle", "problem").__dataclass_fields__.keys() >= {"cc"}
+    assert find_class(f"{file}:Saddle", "problem").__dataclass_fields__.keys() >= {"cc"}
     file.write_text("import nothing_of_this_name\n")
     with pytest.raises(ConfigError):
-        find(f"{file}:Saddle", "problem")
+        find_class(f"{file}:Saddle", "problem")
 
 
 def test_modules_in_the_same_folder_can_be_imported(tmp_path):
@@ -171,14 +172,14 @@ def test_files_of_the_same_name_and_their_neighbours(tmp_path):
         (tmp_path / folder / "mine.py").write_text(PLUGIN.replace("1.0", str(scale)))
         (tmp_path / folder / "same_neighbour.py").write_text(f"FOLDER = '{folder}'\n")
         (tmp_path / folder / f"{folder}.py").write_text("import same_neighbour\n" + PLUGIN)
-    first, second = (find(f"{tmp_path / folder}/mine.py:Saddle", "problem") for folder in "ab")
+    first, second = (find_class(f"{tmp_path / folder}/mine.py:Saddle", "problem") for folder in "ab")
     assert first.__module__ != second.__module__ and (first(clients=2).c, second(clients=2).c) == (1.0, 2.0)
     assert sys.modules[first.__module__].Saddle is first
-    find(f"{tmp_path}/a/a.py:Saddle", "problem")
+    find_class(f"{tmp_path}/a/a.py:Saddle", "problem")
     with pytest.raises(
-        ConfigError, match="imports 'same_neighbour', which in this process is .*a/same_.* rename"
+        ConfigError, match="imports 'same_neighbour': expected .*b/same_.* but .*a/same_.* rename"
     ):
-        find(f"{tmp_path}/b/b.py:Saddle", "problem")
+        find_class(f"{tmp_path}/b/b.py:Saddle", "problem")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_files_of_the_same_name_and_their_neighbours(tmp_path):
             PLUGIN.replace("class Saddle", "class Sadle"),
             ["has no 'Saddle': did you mean 'Sadle'? (options: Sadle)"],
         ),
-        ("class Saddle:\n    pass\n", ["is not a subclass of mpifed.Problem"]),
+        ("class Saddle:\n    pass\n", ["expected a subclass of mpifed.Problem"]),
     ],
 )
 def test_errors_show_the_lines_of_the_plugin_only(file, source, says, monkeypatch, capsys):
@@ -221,7 +222,7 @@ def test_a_run_of_a_user_defined_class_can_be_resumed(file, tmp_path):
     run(f"{file}:Saddle", tmp_path / "run")
     resumed = mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
     assert all((resumed.point[block] == whole.point[block]).all() for block in "xy")
-    assert type(find(f"{file}:Saddle", "problem")(clients=3)).__mro__[1] is PackageSaddle
+    assert type(find_class(f"{file}:Saddle", "problem")(clients=3)).__mro__[1] is PackageSaddle
 
 
 def test_a_run_cannot_be_resumed_with_another_source(file, tmp_path, monkeypatch, capsys):

@@ -2,15 +2,10 @@
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpifed.base.errors import ConfigError
 from mpifed.cli.main import cli
-from mpifed.config.grids import LONGEST, expand, folder_names, taken, variants
-from mpifed.config.job import Config
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.run import sweep
+from mpifed.config.grids import MAX_CHARACTERS, expand, folder_names, select_part, variants
 from mpifed.storage.results import load
 
 JOB = """
@@ -47,16 +42,6 @@ def test_combinations_are_listed_in_order():
     assert expand({"record": [["x"], ["x", "y"]]}) == [{"record": ["x"]}, {"record": ["x", "y"]}]
 
 
-@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(), min_size=1, max_size=3), max_size=4))
-def test_the_number_of_runs_is_the_product(choices):
-    size = 1
-    for values in choices.values():
-        size *= len(values)
-    runs = expand(choices)
-    assert len(runs) == size and all(set(run) == set(choices) for run in runs)
-    assert all(run[key] in choices[key] for run in runs for key in choices)
-
-
 def test_several_tables_have_separate_combinations(job):
     job.write_text(
         job.read_text().split("[sweep]")[0]
@@ -86,7 +71,9 @@ def test_runs_of_a_job(job, tmp_path):
     assert runs[0].name == "seed=0,FGDA,gamma=0.01" and runs[-1].name == "seed=1,LocalSGDA,eta_y=0.02"
     assert runs[1].config.run.out == str(tmp_path / "runs" / "seed=0,FGDA,gamma=0.02")
     assert runs[1].config.algorithm.gamma == 0.02 and runs[-1].config.seed == 1 and runs[0].config.rounds == 3
-    assert {run.name for part in range(3) for run in taken(runs, f"{part}/3")} == {run.name for run in runs}
+    assert {run.name for part in range(3) for run in select_part(runs, f"{part}/3")} == {
+        run.name for run in runs
+    }
     assert [run.config.rounds for run in variants(job, ["rounds=7", "sweep.seed=5"])] == [7] * 4
 
 
@@ -104,7 +91,7 @@ def test_names_distinguish_settings_and_fit_a_file_system(job):
     long = variants(
         job, [f"sweep={{'run.data_dir'=['{'a' * 200}', '{'a' * 201}'], 'algorithm'={{{method}, q=1}}}}"]
     )
-    assert len({run.name for run in long}) == 2 and all(len(run.name) <= LONGEST for run in long)
+    assert len({run.name for run in long}) == 2 and all(len(run.name) <= MAX_CHARACTERS for run in long)
     words = [f"sweep={{'run.data_dir'=['{'猫' * 90}', '{'猫' * 89}犬'], 'algorithm'={{{method}, q=1}}}}"]
     wide = [run.name for run in variants(job, words)]
     assert len({*wide}) == 2 and all(len(name.encode()) < 255 for name in wide), "a file system counts bytes"
@@ -135,39 +122,9 @@ def test_plugins_with_the_same_class_name_are_distinguished():
     assert alike[::-1] == named("y/a.py:Mine", "x/a.py:Mine")
 
 
-def test_a_plugin_in_a_sweep(job, tmp_path):
-    """The name of the run is short; the configuration has the full name."""
-    for folder in ("a", "b"):
-        (tmp_path / f"{folder}.py").write_text(
-            "from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n"
-        )
-    runs = variants(
-        job,
-        [
-            f"sweep={{'problem.name'=['{tmp_path}/a.py:Mine', '{tmp_path}/b.py:Mine'], seed=[0, 1]}}",
-            "algorithm={name='FGDA', q=2}",
-        ],
-    )
-    assert [run.name for run in runs] == ["Mine-a,seed=0", "Mine-a,seed=1", "Mine-b,seed=0", "Mine-b,seed=1"]
-    assert runs[-1].config.table()["problem"]["name"] == f"{tmp_path}/b.py:Mine"
-
-
-def test_a_run_with_a_changed_plugin_is_refused(job, tmp_path):
-    plugin = tmp_path / "a.py"
-    plugin.write_text("from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n")
-    changes = ["sweep={seed=[0, 1]}", "algorithm={name='FGDA', q=2}", f"problem.name={plugin}:Mine"]
-    assert sweep(variants(job, changes), SerialComm()).before == 0
-    assert sweep(variants(job, changes), SerialComm()).before == 2
-    plugin.write_text(plugin.read_text() + "# edited\n")
-    with pytest.raises(CollectiveError, match="the source of problem .*a.py:Mine has changed"):
-        sweep(variants(job, changes), SerialComm())
-    assert sweep(variants(job, [*changes, "run.overwrite=true"]), SerialComm()).done == 2
-
-
 @pytest.mark.parametrize(
     "overrides, says",
     [
-        (["sweep.seed=[]"], "leaves no run"),
         (["sweep=5"], "has no \\[sweep\\]"),
         (
             ["sweep.algorithm={name='FGDA', q=2, gama=1}"],
@@ -183,29 +140,10 @@ def test_errors_are_reported_before_any_run(job, tmp_path, overrides, says):
     assert not (tmp_path / "runs").exists()
 
 
-def test_run_and_sweep_refer_to_each_other(job, tmp_path):
-    with pytest.raises(ConfigError, match="start it with `mpifed sweep`"):
-        Config.load(job)
-    plain = tmp_path / "plain.toml"
-    plain.write_text(job.read_text().split("[sweep]")[0])
-    with pytest.raises(ConfigError, match="a single run is started with `mpifed run`"):
-        variants(plain)
+def test_invalid_parts():
     for part in ("3/3", "1", "a/b", "-1/2"):
-        with pytest.raises(ConfigError, match="--part is I/N"):
-            taken([], part)
-
-
-def test_a_sweep_skips_finished_runs(job, tmp_path):
-    runs = variants(job)
-    first = sweep(runs[:3], SerialComm())
-    assert (first.done, first.before, first.diverged) == (3, 0, 0)
-    done = load(tmp_path / "runs" / runs[0].name)
-    assert done.stopped == "all 3 rounds done"
-    again = sweep(runs, SerialComm())
-    assert (again.done, again.before) == (8, 3)
-    longer = sweep(variants(job, ["rounds=5"]), SerialComm())
-    assert (longer.done, longer.before) == (8, 0)
-    assert load(tmp_path / "runs" / runs[0].name).costs["round"][-1] == 5
+        with pytest.raises(ConfigError, match="--part: expected I/N"):
+            select_part([], part)
 
 
 def test_a_diverged_run_is_finished(tmp_path):

@@ -18,7 +18,7 @@ import mpifed
 from mpifed.algorithms import LocalSGDA
 from mpifed.base import log
 from mpifed.base.console import Console
-from mpifed.base.log import LOG, visible
+from mpifed.base.log import LOG, escape_control
 from mpifed.cli.main import main
 from mpifed.problems import Saddle
 from mpifed.storage.rank_log import _Formatter
@@ -143,6 +143,6 @@ def test_the_log_and_the_progress_bar_of_a_run_are_escaped(tmp_path, capsys):
 
 
 def test_printable_characters_are_not_escaped():
-    assert visible("a\tb\nc é ½ \\ 中") == "a\tb\nc é ½ \\ 中"
-    assert visible("a\tb\nc\x1b\x9b\u202e\udc9b", line=True) == "a\\tb\\nc\\u001b\\u009b\\u202e\\udc9b"
-    assert json.loads('"' + visible("\x7f\u202e") + '"') == "\x7f\u202e", "JSON remains valid"
+    assert escape_control("a\tb\nc é ½ \\ 中") == "a\tb\nc é ½ \\ 中"
+    assert escape_control("a\tb\nc\x1b\x9b\u202e\udc9b", line=True) == "a\\tb\\nc\\u001b\\u009b\\u202e\\udc9b"
+    assert json.loads('"' + escape_control("\x7f\u202e") + '"') == "\x7f\u202e", "JSON remains valid"

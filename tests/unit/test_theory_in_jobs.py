@@ -147,9 +147,12 @@ def test_resumed_run_keeps_its_step(tmp_path):
             [("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})],
             "does not prescribe 'K': (options: eta)",
         ),
-        ([("theory", "wang-kale-2")], "[theory] is a table with the name of a theorem, of = ..., got 'wang"),
-        ([("theory.times", 3)], "theory.times is a table of settings and multiples, got 3"),
-        ([("theory.of", "wang-kale-1")], "a job has one theorem, but of is 'wang-kale-1' and 'wang-kale-2'"),
+        (
+            [("theory", "wang-kale-2")],
+            "[theory]: expected a table with the name of a theorem, of = ..., got 'wang",
+        ),
+        ([("theory.times", 3)], "theory.times: expected a table of settings and factors, got 3"),
+        ([("theory.of", "wang-kale-1")], "two values of of: 'wang-kale-1' and 'wang-kale-2'"),
         (
             [("algorithm.eta.of", "wang-kale-24")],
             "wang-kale-24 needs xi, which neither the job nor the problem",

@@ -92,11 +92,11 @@ def test_all_methods_of_a_task_have_the_same_budget(whole):
     for path in find_runs([folder / "out/trials"]):
         _, task, method, *_ = path.relative_to(folder / "out").parts
         spent[task, method] = spent.get((task, method), 0) + int(load(path).costs["oracle_calls"][-1])
-    for cell, one in zip(job.cells, found):
-        assert spent[cell.task, cell.method] == one.spent <= one.budget
+    for study, one in zip(job.studies, found):
+        assert spent[study.task, study.method] == one.spent <= one.budget
         assert one.spent > 0.6 * one.budget  # a bracket of two seeds costs at least two full runs
-    budgets = {cell.task: {one.budget for other, one in zip(job.cells, found) if other.task == cell.task}
-               for cell in job.cells}  # fmt: skip
+    budgets = {study.task: {one.budget for other, one in zip(job.studies, found) if other.task == study.task}
+               for study in job.studies}  # fmt: skip
     # 6 rounds of 2 steps of FGDA, with 2 calls each except for the first.
     assert budgets == {"clients=2": {3 * 2 * 24}, "clients=3": {3 * 3 * 24}}
     tried = [len(one.tried) for one in found]
@@ -178,7 +178,7 @@ def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_pa
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     monkeypatch.setattr(tuner, "run_trial", lambda *_: pytest.fail("a run of a search that is done"))
     call("tune", "-q", job)
-    assert "--part is I/N" in call("tune", job, "--part", "3/3", code=2)
+    assert "--part: expected I/N" in call("tune", job, "--part", "3/3", code=2)
 
 
 def test_a_changed_job_is_searched_again(whole, job, tmp_path):
@@ -282,22 +282,22 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
 
 def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, monkeypatch):
     """The smallest floor of an adaptive matrix makes the steps largest."""
-    seen, cell, whole = [], tuning(job).cells[0], trials._probe
+    seen, study, whole = [], tuning(job).studies[0], trials._probe
 
-    def diverges_once(cell, settings, comm):
+    def diverges_once(study, settings, comm):
         seen.append(settings["lam"])
         if len(seen) == 1:
             raise NonFiniteError("in round 1")
-        return whole(cell, settings, comm)
+        return whole(study, settings, comm)
 
     monkeypatch.setattr(trials, "_probe", diverges_once)
-    assert trials.probe(cell, SerialComm()).metrics and seen == [1e-3, 0.5]
+    assert trials.probe(study, SerialComm()).metrics and seen == [1e-3, 0.5]
 
 
 def test_a_method_that_diverges_at_all_values_is_refused(job):
     wild = tuning(job, ["tune.methods=[{name='LocalSGDA', q=2, eta_x={low=1e250, high=1e260}, eta_y=0.1}]"])
     with pytest.raises(NonFiniteError, match="non-finite"):
-        trials.probe(wild.cells[0], SerialComm())
+        trials.probe(wild.studies[0], SerialComm())
 
 
 TRAINED = """
@@ -320,8 +320,8 @@ SINUSOIDS = 'name = "SinusoidMAML", tests = 3, model = { name = "mlp", hidden = 
 )
 def test_metrics_of_training_data_may_select_settings(problem, trained, tested, tmp_path):
     (tmp_path / "job.toml").write_text(TRAINED.format(problem=problem, out=tmp_path / "out"))
-    (cell,) = tuning(tmp_path / "job.toml").cells
-    found = trials.probe(cell, SerialComm())
+    (study,) = tuning(tmp_path / "job.toml").studies
+    found = trials.probe(study, SerialComm())
     assert {*trained, *tested} == {*found.metrics}
     assert [found.selection_metric(name) for name in trained] == [*trained]
     for name in tested:

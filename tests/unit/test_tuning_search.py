@@ -27,10 +27,10 @@ def search(
         if refuse(settings):
             raise ConfigError("these do not go together")
 
-    cell = SimpleNamespace(
+    study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(cell, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign)
+    found = Search(study, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign)
     steps, outcomes = found.requests(), None
     while True:
         try:

@@ -31,7 +31,7 @@ class Circle:
 
 
 class Shape(UserObject):
-    kind = "a class or a function that creates a shape"
+    expected = "a class or a function that creates a shape"
 
     @classmethod
     def fingerprint(cls, value):
@@ -84,10 +84,10 @@ NO_SHAPE = "(options: Shape, broken, square)"
 @pytest.mark.parametrize(
     "value, says",
     [
-        ("./nowhere.py:Shape", "problem.shape: there is no file ./nowhere.py (looked in "),
+        ("./nowhere.py:Shape", "problem.shape: there is no file ./nowhere.py (working directory: "),
         ("./shapes.py:Shap", f"./shapes.py has no 'Shap': did you mean 'Shape'? {NO_SHAPE}"),
-        ("./shapes.py", f"./shapes.py is a file, expected ./shapes.py:Name: {NO_SHAPE}"),
-        ("./shapes.py:number", f"./shapes.py:number: expected {Shape.kind}, got 3"),
+        ("./shapes.py", f"./shapes.py names no object, expected ./shapes.py:Name: {NO_SHAPE}"),
+        ("./shapes.py:number", f"./shapes.py:number: expected {Shape.expected}, got 3"),
         ({"name": "./shapes.py:Shape"}, "shape Shape: sides is missing: it has no default"),
         (
             {"name": "./shapes.py:square", "sise": 1},

@@ -191,7 +191,7 @@ def test_unusual_folder_names(job, tmp_path):
     for name, reason in (("n" * 256, "File name too long"), ("loop", ""), ("loop/run", "Too many levels of")):
         error = str(invoke("run", job, f"run.out={tmp_path / name}").exception)
         assert error.startswith("cannot write to run.out = ") and reason in error
-    with pytest.raises(ConfigError, match="has no NUL character"):
+    with pytest.raises(ConfigError, match="without NUL characters"):
         run(job, overrides=['run.out="a\\u0000b"'])
 
 
