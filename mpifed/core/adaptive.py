@@ -5,10 +5,11 @@ A matrix is a pure function of its moments and of the averages of a synchronisat
     moments, A = matrix(moments, w, x, t)      # then x -= gamma * eta * w / A
 
 * A is a diagonal ``[d]``, or a multiple of the identity ``[1]``; always A ⪰ ρ I.
-* ``moments`` is a tuple that starts at zero. ``state`` gives the shape of each: "block" (as x), or "scalar".
-* ``matrix.refer(moments, w, x)`` is for rules that compare with the previous synchronisation. It stores the
-  averaged estimator and the point of the common start as the reference of the first synchronisation, and
-  accumulates nothing. It is called after the rule has computed A_1 from them.
+* ``moments`` is a tuple that starts at zero. ``state`` gives the type of each: "block" (the shape of x), or
+  "scalar".
+* ``matrix.set_reference(moments, w, x)`` is for rules that compare w or x with the previous synchronisation.
+  It stores the averaged estimator w and point x at the start of the run as the reference for the first
+  synchronisation, and changes no average. It is called after the rule has computed A_1 from w and x.
 
 Sources: Huang et al. 2024, Algorithm 1, line 6, and the example in the text below it; Huang, Algorithm 1,
 line 6, and eq. 6. Both count t in steps but compute matrices at synchronisations only, so a_{t-1} is the
@@ -45,8 +46,8 @@ __all__ = [
     "Matrix",
     "Norm",
     "adaptive",
-    "due",
-    "first",
+    "updates_matrix",
+    "initial_diagonal",
     "refresh",
 ]
 
@@ -54,7 +55,7 @@ Moments = tuple[torch.Tensor, ...]
 
 
 def _decay(rate):
-    """Validate a number or a schedule below 1; schedules are monotone, so two values suffice."""
+    """Check that a number or a schedule is below 1. Schedules are monotone, so two values are checked."""
     if isinstance(rate, Squared):
         raise ValueError("'squared' depends on a step size η, which a matrix does not have: use 'power'")
     for value in (rate(1), rate(2**53)):
@@ -72,21 +73,25 @@ def _at(decay, t: int) -> float:
 
 
 class _Matrix:
+    """Base class of the rules of adaptive matrices."""
+
+    #: Type of each moment: "block" or "scalar".
     state: ClassVar[tuple[str, ...]] = ("block",)
-    kind: ClassVar[str] = "block"
+    #: Type of the matrix: "block" for a diagonal, "scalar" for a multiple of the identity.
+    matrix_type: ClassVar[str] = "block"
     #: False if A is the same in every round.
     adapts: ClassVar[bool] = True
 
     def fields(self, block: str) -> tuple[str, ...]:
-        """Return the kinds of the record fields of the moments of a block."""
-        return tuple(block if kind == "block" else "scalar" for kind in self.state)
+        """Return the types of the record fields with the moments of a block's matrix."""
+        return tuple(block if moment == "block" else "scalar" for moment in self.state)
 
     def shape(self, block: str) -> str:
-        """Return the kind of the record field of the matrix of a block."""
-        return block if self.kind == "block" else "scalar"
+        """Return the type of the record field with the matrix of a block."""
+        return block if self.matrix_type == "block" else "scalar"
 
-    def refer(self, moments: Moments, w: torch.Tensor, x: torch.Tensor) -> Moments:
-        """Return the moments with the reference of the common start."""
+    def set_reference(self, moments: Moments, w: torch.Tensor, x: torch.Tensor) -> Moments:
+        """Return the moments with ``w`` and ``x`` as the reference for the first synchronisation."""
         return moments
 
 
@@ -95,7 +100,7 @@ class Identity(_Matrix):
     """A = I: FGDA, MFCGD."""
 
     state = ()
-    kind = "scalar"
+    matrix_type = "scalar"
     adapts = False
     rho: ClassVar[float] = 1.0
 
@@ -131,9 +136,9 @@ class Adam(_Matrix):
 class AdaBelief(_Matrix):
     """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ) (Huang et al. 2024, below Algorithm 1).
 
-    w' is the average at the previous synchronisation. The paper prints ρ for ϱ, and leaves w' open at the
-    first synchronisation: ``belief_reference``. A_1, computed from the averaged initial estimators, uses w' =
-    0 in both readings, because w' = w_1 would give ρ I.
+    w' is the average at the previous synchronisation. The paper prints ρ for ϱ, and does not specify w' at
+    the first synchronisation; ``belief_reference`` selects it. A_1, computed from the averaged initial
+    estimators, uses w' = 0 in both cases, because w' = w_1 would give ρ I.
     """
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the belief")
@@ -148,7 +153,7 @@ class AdaBelief(_Matrix):
         a = varrho * a + (1 - varrho) * (w - reference) ** 2
         return (a, w), a.sqrt() + self.rho
 
-    def refer(self, moments: Moments, w, x):
+    def set_reference(self, moments: Moments, w, x):
         a, reference = moments
         return a, w if self.belief_reference == "initial" else torch.zeros_like(w)
 
@@ -179,7 +184,7 @@ class Norm(_Matrix):
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     root: bool = Field(default=False, description="average the squared norm and use its square root")
     state = ("scalar",)
-    kind = "scalar"
+    matrix_type = "scalar"
 
     def __call__(self, moments: Moments, w, x, t):
         (a,), vartheta = moments, _at(self.vartheta, t)
@@ -194,7 +199,7 @@ class AdaGradNorm(_Matrix):
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("scalar",)
-    kind = "scalar"
+    matrix_type = "scalar"
 
     def __call__(self, moments: Moments, w, x, t):
         (a,) = moments
@@ -212,7 +217,7 @@ class BarzilaiBorwein(_Matrix):
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("block", "block", "scalar", "scalar")
-    kind = "scalar"
+    matrix_type = "scalar"
 
     def __call__(self, moments: Moments, w, x, t):
         last_w, last_x, a, known = moments
@@ -223,7 +228,7 @@ class BarzilaiBorwein(_Matrix):
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
         return (w, x, a, torch.ones_like(known)), a + self.rho
 
-    def refer(self, moments: Moments, w, x):
+    def set_reference(self, moments: Moments, w, x):
         return w, x, moments[2], torch.ones_like(moments[3])
 
 
@@ -239,7 +244,7 @@ MATRICES = {
 
 #: An adaptive matrix by name, table or instance.
 Matrix = choice("matrix", MATRICES)
-#: The first matrices: the rule applied to the averaged initial estimators, I, or ρI.
+#: The matrices of the first round: the rule applied to the averaged initial estimators, I, or ρI.
 FirstMatrix = Literal["rule", "identity", "rho"]
 
 
@@ -253,31 +258,31 @@ def adaptive(block: str, of: str) -> Adaptive:
     return Adaptive(block, of)
 
 
-def first(method) -> float:
-    """Return the diagonal of a method's matrices before the first average."""
+def initial_diagonal(method) -> float:
+    """Return the value of the diagonal of a method's matrices before they are first computed."""
     return method.matrix.rho if getattr(method, "first_matrix", "identity") == "rho" else 1.0
 
 
-def due(method, steps: int, round: int) -> bool:
-    """Return whether ``round`` computes new matrices.
+def updates_matrix(method, steps: int, round: int) -> bool:
+    """Return whether a round computes new matrices.
 
-    With one step per round and the rule at the start, the start is the first synchronisation. Round 1 then
-    averages the estimators from which A_1 was computed, so it changes nothing.
+    Round 0 does so for ``first_matrix = "rule"``. Round 1 then does not if it has one step: it averages the
+    same estimators, from which A_1 has been computed.
     """
     rule = getattr(method, "first_matrix", "") == "rule"
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))
 
 
 def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
-    """Return the moments and the matrix after ``round`` (line 6), ``None`` if the matrix does not change.
+    """Return the moments and the matrix after a round (line 6); ``None`` if the matrix does not change.
 
     Args:
         steps: local steps per round.
         w, x: averaged estimator and averaged point, ``[d]``.
     """
     matrix, new = method.matrix, None
-    if due(method, steps, round):
+    if updates_matrix(method, steps, round):
         moments, new = matrix(moments, w, x, max(1, round * steps))
     if round == 0 and not (new is not None and steps == 1):  # the start is not a synchronisation
-        moments = matrix.refer(moments, w, x)
+        moments = matrix.set_reference(moments, w, x)
     return moments, new

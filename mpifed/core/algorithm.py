@@ -1,6 +1,6 @@
 """The contract of a method: its state, and the functions of a client and of the server in each phase.
 
-A method is a frozen record of hyperparameters. All its state is stored in records, which the simulator
+A method is a frozen dataclass of hyperparameters. All its state is stored in records, which the simulator
 allocates, reduces, broadcasts and checkpoints without knowing the method:
 
 ===========  ================================================  =========================  ====================
@@ -37,7 +37,16 @@ from mpifed.base.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, Stored, WithinRound
 from mpifed.core.sets import Sets
 
-__all__ = ["Algorithm", "Now", "Phase", "local_steps", "refreshed", "stored_fields", "travels", "undeclared"]
+__all__ = [
+    "Algorithm",
+    "Now",
+    "Phase",
+    "communicated_fields",
+    "local_steps",
+    "stored_fields",
+    "undeclared_stored_fields",
+    "updated_matrices",
+]
 
 
 @dataclass(frozen=True)
@@ -139,10 +148,10 @@ class Algorithm:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        taken = {*dir(Algorithm), *inspect.get_annotations(Algorithm)} - {"matrix"}
+        reserved = {*dir(Algorithm), *inspect.get_annotations(Algorithm)} - {"matrix"}
         for base in (base for base in cls.__mro__ if base not in (Algorithm, object)):
-            for name, kind in inspect.get_annotations(base).items():
-                if name in taken and "ClassVar" not in str(kind):
+            for name, annotation in inspect.get_annotations(base).items():
+                if name in reserved and "ClassVar" not in str(annotation):
                     raise ContractError(
                         f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which is an attribute "
                         "of Algorithm; annotate other attributes with ClassVar, or do not annotate them"
@@ -165,34 +174,38 @@ def local_steps(method: Algorithm) -> int:
     return getattr(method, method.steps) if method.steps else 1
 
 
-def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:
-    """Return the adaptive fields of ``shared`` that are updated after each of ``phases``."""
-    adaptive = method.shared.of(Adaptive)
+def updated_matrices(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:
+    """Return the adaptive matrices, fields of ``shared``, that are updated after each of ``phases``.
+
+    A matrix is updated after the first phase whose message contains its estimator.
+    """
+    adaptive = method.shared.fields_of_type(Adaptive)
     if not adaptive or not method.matrix.adapts:
         return [()] * len(phases)
-    carriers = {
+    phase_of = {
         name: next((number for number, phase in enumerate(phases) if field.of in phase.message.fields), None)
         for name, field in adaptive.items()
     }
-    return [tuple(name for name in adaptive if carriers[name] == number) for number in range(len(phases))]
+    return [tuple(name for name in adaptive if phase_of[name] == number) for number in range(len(phases))]
 
 
-def travels(record: Record) -> list[str]:
-    """Return the fields of a record that count as communicated."""
-    return [name for name in record.fields if name not in record.of(NotSent)]
+def communicated_fields(record: Record) -> list[str]:
+    """Return the fields of a record that are communicated between clients and server."""
+    return [name for name in record.fields if name not in record.fields_of_type(NotSent)]
 
 
 def stored_fields(method: Algorithm) -> list[str]:
-    """Return the fields that clients of a method store between rounds."""
+    """Return the fields of ``client`` that persist between rounds."""
     return [name for name, kind in method.client.fields.items() if not isinstance(kind, WithinRound)]
 
 
-def undeclared(method: Algorithm) -> list[str]:
-    """Return the stored fields of a method's clients other than blocks and scalars, such as control variates.
+def undeclared_stored_fields(method: Algorithm) -> list[str]:
+    """Return the fields that clients store between rounds but whose changes no message declares.
 
-    The result is empty if a message declares changes of stored fields with ``stored()``.
+    These are fields such as control variates, not blocks or scalars. The result is empty if a message
+    declares changes with :func:`~mpifed.core.records.stored`.
     """
-    if any(phase.message.of(Stored) for phase in method.phases):
+    if any(phase.message.fields_of_type(Stored) for phase in method.phases):
         return []
     kinds = method.client.fields
     return [name for name in stored_fields(method) if kinds[name] not in (name, "scalar")]

@@ -1,17 +1,18 @@
 """Derivatives of a problem's functions, for one client or vectorised over several.
 
-One client's small parameters are copied into leaves of the autograd graph that are created once and whose
-gradients are views of one flat vector, so no Python object is created per parameter. For large parameters the
-additional pass over memory costs more than that, and leaves are created as views of the point itself. Both
-give bitwise identical gradients. For several clients the loss is mapped over the clients, and the sum of the
-losses is differentiated outside of the map, which gives each client's parameters its own gradient.
+**One client.** If a client has few parameters, they are copied into leaf tensors that are created once and
+whose gradients are views of one flat vector; this avoids creating Python objects for every parameter in every
+step. If it has many, the copy would cost more than it saves, and leaf tensors are created as views of the
+point in every step. Both give bitwise identical gradients.
 
-**vmap.** ``vmap`` splits ``F.linear`` so that every weight's gradient comes out transposed, and is copied
-where gradients are concatenated: a third of the time of an MLP 784-128-10, an eighth with two layers of 200.
-With the weight on the left of its product, every gradient is stored as it is needed.
+**Several clients.** ``torch.func.vmap`` vectorises the loss over the clients, and the sum of the losses is
+differentiated. The gradient of the sum with respect to a client's parameters is the gradient of its own loss.
+``vmap`` decomposes ``F.linear`` so that the gradients of weights are computed transposed and copied when they
+are concatenated, which takes a third of the time of an MLP 784-128-10, and an eighth with two layers of 200.
+:func:`_linear` multiplies in the other order, which avoids the copies.
 
-**Reproducibility.** Two properties of torch's CPU kernels would make a client's results depend on its
-position among the clients that are vectorised, and on their number:
+**Reproducibility.** Two properties of torch's CPU kernels would make the results of a vectorised client
+depend on its position in the group and on the size of the group:
 
 * Vectorised elementwise loops process two vector registers at a time and leave the last elements of an array
   to scalar code. For the functions in :data:`ELEMENTWISE`, the scalar code rounds differently: with AVX2 and
@@ -24,10 +25,10 @@ position among the clients that are vectorised, and on their number:
 A function that torch or an extension calls inside C++ code cannot be replaced here. Therefore the job's
 functions are compared at several positions before the first round (``simulation.client_batching``).
 
-**Compilation.** The compiler receives the gradient of all clients that are stepped together as one function
-of flat points and minibatches, forward and backward pass in one, whose shapes stay the same from step to
-step. On a GPU the mode "reduce-overhead" captures that function as a CUDA graph: torch warms it up on a side
-stream, copies its arguments into fixed memory, and replays it. The method's updates stay outside the graph.
+**Compilation.** ``torch.compile`` receives one function that computes the gradients of all clients of a group
+from flat points and minibatches, forward and backward pass together, with the same shapes in every step. On a
+GPU the mode "reduce-overhead" captures that function as a CUDA graph: torch warms it up on a side stream,
+copies its arguments into fixed memory, and replays it. The method's updates are not part of the graph.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from torch.utils._pytree import tree_map
 
 from mpifed.core.records import Blocks
 
-__all__ = ["ClientAxis", "Evaluation", "Gradients", "PLAIN", "mapped", "over_clients"]
+__all__ = ["ClientAxis", "Evaluation", "Gradients", "PLAIN", "position_independent", "vectorised"]
 
 #: Elementwise functions whose scalar and vectorised code round differently (torch 2.13, AVX2 and AVX-512).
 ELEMENTWISE = (
@@ -58,40 +59,39 @@ _REGISTERS = 128
 _PADDING = 0.5
 
 
-def mapped(function: Callable) -> Callable:
+def vectorised(function: Callable) -> Callable:
     """Vectorise ``function`` over clients: arguments and results get a leading axis, ``[C, ...]``."""
-    together = torch.func.vmap(function)
+    over_clients = torch.func.vmap(function)
 
     def apply(*arguments):
         with ClientAxis():
-            return together(*arguments)
+            return over_clients(*arguments)
 
     return apply
 
 
-def over_clients(function: Callable) -> Callable:
+def position_independent(function: Callable) -> Callable:
     """Wrap a vectorised ``function`` so that no client's result depends on its position.
 
-    The first evaluation shows whether the function calls one that is replaced. If not, it is evaluated
-    without replacements from then on, since intercepting every call of torch costs half the time of a small
-    function.
+    If the first evaluation calls no function that :class:`ClientAxis` replaces, later evaluations do not use
+    it, because intercepting the calls of torch takes half the time of a small function.
     """
-    replaced = True
+    intercept = True
 
     def apply(*arguments):
-        nonlocal replaced
-        if not replaced:
+        nonlocal intercept
+        if not intercept:
             return function(*arguments)
         with ClientAxis() as axis:
             result = function(*arguments)
-        replaced = axis.replaced
+        intercept = axis.replaced
         return result
 
     return apply
 
 
 class ClientAxis(TorchFunctionMode):
-    """Replaces functions of torch whose results for a client depend on its position among others.
+    """A context that replaces functions of torch whose results depend on the position in an array.
 
     Attributes:
         replaced: whether any call has been replaced.
@@ -110,7 +110,7 @@ class ClientAxis(TorchFunctionMode):
 def _linear(
     func: Callable, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``F.linear`` as (W hᵀ)ᵀ + b."""
+    """Compute ``F.linear`` as (W hᵀ)ᵀ + b."""
     if input.dim() < 2 or weight.dim() < 2:
         return func(input, weight, bias)
     rows = input.flatten(0, -2)
@@ -119,7 +119,7 @@ def _linear(
 
 
 def _padded(func: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """An elementwise function of arguments whose number of elements is a multiple of two registers."""
+    """Compute an elementwise function of arguments that are padded to a multiple of two registers."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     if not all(map(_on_cpu, tensors)) or "out" in kwargs:
         return func(*args, **kwargs)
@@ -151,15 +151,17 @@ def _on_cpu(tensor: torch.Tensor) -> bool:
 
 
 def _sigmoid(func: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The sigmoid as exp(log σ(v)), a third of the cost of padding: torch's values to |v| + 1 units in the
-    last place."""
+    """Compute the sigmoid as exp(log σ(v)), which takes a third of the time of padding.
+
+    The result differs from torch's by at most |v| + 1 units in the last place.
+    """
     if len(args) != 1 or kwargs or not _on_cpu(args[0]):
         return _padded(func, *args, **kwargs)
     return F.logsigmoid(args[0]).exp()
 
 
 def _power(func: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A power; the exponents of squares and roots need no padding."""
+    """Compute a power; exponents that torch evaluates by arithmetic need no padding."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if not isinstance(exponent, torch.Tensor) and exponent in _ARITHMETIC:
         return func(*args, **kwargs)
@@ -167,10 +169,10 @@ def _power(func: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _functions(names: Sequence[str], ends: Sequence[str] = ("", "_")) -> set[Callable]:
-    """The functions of these names, and those that write in place."""
-    places = (torch, F, torch.special, torch.Tensor)
-    found = [(place, name + end) for place in places for name in names for end in ends]
-    return {getattr(place, name) for place, name in found if hasattr(place, name)}
+    """Return the functions of torch with these names, by default also those that write in place."""
+    namespaces = (torch, F, torch.special, torch.Tensor)
+    pairs = [(namespace, name + end) for namespace in namespaces for name in names for end in ends]
+    return {getattr(namespace, name) for namespace, name in pairs if hasattr(namespace, name)}
 
 
 _REPLACEMENTS: dict[Callable, Callable] = {
@@ -181,7 +183,7 @@ _REPLACEMENTS: dict[Callable, Callable] = {
 }
 
 
-#: Number of parameters from which a pass over them costs more than creating leaves and joining gradients.
+#: Number of parameters per client from which copying them costs more than creating leaf tensors.
 LARGE = 2**16
 
 
@@ -189,40 +191,40 @@ class Gradients:
     """Differentiates ``loss(*blocks, batch)`` with respect to all its blocks."""
 
     def __init__(self, loss: Callable, blocks: Blocks):
-        self._loss, self._mapped, self._blocks = loss, mapped(loss), blocks
+        self._loss, self._vectorised, self._blocks = loss, vectorised(loss), blocks
         self._sizes = [[math.prod(shape) for shape in blocks[block].values()] for block in blocks]
         self._large = sum(map(sum, self._sizes)) >= LARGE
         self._leaves: _Leaves | None = None
 
-    def alone(self, point: Sequence[torch.Tensor], batch: tuple) -> torch.Tensor:
-        """The gradient of one client, ``[1, d]`` over all blocks.
+    def single(self, point: Sequence[torch.Tensor], batch: tuple) -> torch.Tensor:
+        """Return the gradient of one client, all blocks concatenated, ``[1, d]``.
 
         Args:
             point: the blocks, ``[1, d]`` or ``[d]``.
-            batch: one sample, without the client axis.
+            batch: its minibatch, without the client axis.
         """
         if self._large:
             named = self._views([block.reshape(-1) for block in point])
-            return self._joined(named, self._evaluate(self._loss, named, batch), 1)
+            return self._differentiate(named, self._evaluate(self._loss, named, batch), 1)
         if self._leaves is None:
             self._leaves = _Leaves(self._blocks, point[0])
         leaves = self._leaves
-        for own, block in zip(leaves.point, point):
-            own.copy_(block)
+        for leaf_block, block in zip(leaves.point, point):
+            leaf_block.copy_(block)
         leaves.gradient.zero_()
         self._evaluate(self._loss, leaves.named, batch).backward()
         return leaves.gradient.clone()
 
-    def together(self, point: Sequence[torch.Tensor], batch: tuple, count: int) -> torch.Tensor:
-        """The gradients of ``count`` clients, ``[C, d]`` over all blocks.
+    def several(self, point: Sequence[torch.Tensor], batch: tuple, count: int) -> torch.Tensor:
+        """Return the gradients of ``count`` clients, all blocks concatenated, ``[C, d]``.
 
         Args:
             point: the blocks, ``[C, d]`` or ``[d]``.
-            batch: a sample of each, with the client axis.
+            batch: the minibatches, with the client axis.
         """
         rows = [block if block.dim() > 1 else block.expand(count, -1).contiguous() for block in point]
         named = self._views(rows)
-        return self._joined(named, self._evaluate(self._mapped, named, batch), count)
+        return self._differentiate(named, self._evaluate(self._vectorised, named, batch), count)
 
     def _evaluate(self, loss: Callable, named: list[dict[str, torch.Tensor]], batch: tuple) -> torch.Tensor:
         before = torch.is_grad_enabled()
@@ -233,7 +235,7 @@ class Gradients:
             torch.set_grad_enabled(before)
 
     def _views(self, point: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """The named parameters of a point, ``[..., *shape]``, as leaves that share its memory."""
+        """Return the named parameters of a point, ``[..., *shape]``, as leaf tensors that are views of it."""
         return [
             {
                 name: part.view((*flat.shape[:-1], *shape)).requires_grad_()
@@ -242,15 +244,23 @@ class Gradients:
             for block, sizes, flat in zip(self._blocks, self._sizes, point)
         ]
 
-    def _joined(self, named: list[dict[str, torch.Tensor]], value: torch.Tensor, count: int) -> torch.Tensor:
-        """The gradients of ``value`` with respect to all parameters, one row per client."""
+    def _differentiate(
+        self, named: list[dict[str, torch.Tensor]], value: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Return the gradients of ``value`` with respect to all parameters, ``[count, d]``."""
         leaves = [leaf for block in named for leaf in block.values()]
         parts = torch.autograd.grad(value, leaves, torch.ones_like(value), materialize_grads=True)
         return torch.cat([part.reshape(count, -1) for part in parts], dim=1)
 
 
 class _Leaves:
-    """A flat point whose named parameters are leaves, and a flat gradient that ``backward`` adds to."""
+    """Leaf tensors of one client's parameters, which are reused in every step.
+
+    Attributes:
+        point: flat blocks, ``[1, d]`` each.
+        named: views of ``point`` by block and name, which are leaf tensors.
+        gradient: the flat gradient that ``backward`` adds to, ``[1, d]``.
+    """
 
     def __init__(self, blocks: Blocks, like: torch.Tensor):
         split = tuple(blocks.sizes.values())
@@ -281,7 +291,7 @@ class Evaluation(NamedTuple):
     autocast: str = "none"
 
     def mixed(self, function: Callable, device: torch.device) -> Callable:
-        """A problem's function under autocast; points, batches and values keep their dtypes."""
+        """Return a problem's function under autocast. Points, batches and values keep their dtypes."""
         if self.autocast == "none":
             return function
         dtype = getattr(torch, self.autocast)
@@ -294,14 +304,14 @@ class Evaluation(NamedTuple):
         return cast
 
     def compiled(self, function: Callable, dynamic: bool | None) -> Callable:
-        """Compile a function of tensors as a whole graph, or return it as it is.
+        """Compile a function of tensors as one graph if the job requests compilation.
+
+        Code that torch has compiled for earlier runs in this process is discarded, because results would
+        depend on it.
 
         Args:
-            dynamic: ``None`` for code that serves many shapes from the second on, whose bits then depend on
-                the shapes before; ``False`` for separate code for each shape.
-
-        Code that torch has compiled for earlier runs in this process is dropped, as results would depend on
-        it.
+            dynamic: ``False`` compiles separate code for each shape. ``None`` compiles code for several
+                shapes when a second shape occurs, so that results depend on the shapes before.
         """
         if self.compile == "none":
             return function

@@ -24,8 +24,8 @@ NormOver = Literal["block", "tensor"]
 QUINTIC, CUBIC = (3.4445, -4.7750, 2.0315), (1.5, -0.5, 0.0)
 
 
-def _each(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
-    """Apply ``function(part, shape)`` to the flat part of each parameter; return u if there is none."""
+def _map_parameters(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
+    """Apply ``function(part, shape)`` to the flat part of each parameter and concatenate the results."""
     if not shapes:
         return u
     parts = u.split([math.prod(shape) for shape in shapes.values()], dim=-1)
@@ -36,14 +36,14 @@ def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
     """Return the norm of the block or of each parameter tensor, broadcastable to ``u``."""
     if over == "block":
         return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return _each(
+    return _map_parameters(
         u, shapes, lambda part, _: torch.linalg.vector_norm(part, dim=-1, keepdim=True).expand_as(part)
     )
 
 
 @hyperparameters
 class Plain:
-    """u."""
+    """The estimator itself: u."""
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         return u
@@ -51,7 +51,7 @@ class Plain:
 
 @hyperparameters
 class Normalize:
-    """u / ‖u‖ (Zhang & Gao, Algorithm 1, line 6)."""
+    """The normalised estimator: u / ‖u‖ (Zhang & Gao, Algorithm 1, line 6)."""
 
     norm_over: NormOver = Field(
         default="block", description="norm over the whole block, or per parameter tensor"
@@ -64,7 +64,7 @@ class Normalize:
 
 @hyperparameters
 class Clip:
-    """min(1, τ / ‖u‖) u (Zhang & Gao, eq. 21)."""
+    """The clipped estimator: min(1, τ / ‖u‖) u (Zhang & Gao, eq. 21)."""
 
     tau: float = Field(default=0.1, gt=0, description="largest norm τ that is not clipped")
     norm_over: NormOver = Field(
@@ -93,7 +93,7 @@ class Orthogonalize:
     steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-        return _each(u, shapes, self._parameter)
+        return _map_parameters(u, shapes, self._parameter)
 
     def _parameter(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) < 2:

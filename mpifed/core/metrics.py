@@ -1,4 +1,4 @@
-"""Metrics: names by split, and results of an evaluation.
+"""Names of metrics by split of the data, and further results of an evaluation.
 
 Metrics of the test split have the names that the problem gives them. The names of all other splits begin with
 the split, such as ``validation_auc``.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["QUANTILES", "VALIDATION", "Details", "of_split"]
+__all__ = ["QUANTILES", "VALIDATION", "Details", "split_metric_name"]
 
 #: The split by which hyperparameters are selected.
 VALIDATION = "validation"
@@ -18,7 +18,7 @@ VALIDATION = "validation"
 QUANTILES = (10, 50, 90)
 
 
-def of_split(split: str, metric: str) -> str:
+def split_metric_name(split: str, metric: str) -> str:
     """Return the name of a metric on a split other than the test split."""
     return f"{split}_{metric}"
 

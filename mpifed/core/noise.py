@@ -64,8 +64,8 @@ class AlphaStable:
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
         a, m = self.alpha, stream.math
         angle = np.pi * (stream.uniform(size) - 0.5)
-        waiting = -m.log(stream.uniform(size))
-        tail = (m.cos((1 - a) * angle) / waiting) ** ((1 - a) / a)
+        exponential = -m.log(stream.uniform(size))
+        tail = (m.cos((1 - a) * angle) / exponential) ** ((1 - a) / a)
         return self.scale * m.sin(a * angle) / m.cos(angle) ** (1 / a) * tail
 
 
@@ -89,7 +89,7 @@ class Pareto:
 
 NOISES = {"gaussian": Gaussian, "student_t": StudentT, "alpha_stable": AlphaStable, "pareto": Pareto}
 
-#: A noise by table or instance.
+#: A noise distribution by table or instance.
 Noise: Any = choice("noise", NOISES)
 
 

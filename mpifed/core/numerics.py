@@ -1,13 +1,13 @@
-"""Numerical routines on tensors that know nothing of methods or problems.
+"""Numerical routines on tensors, independent of methods and problems.
 
 * Tests for NaN and infinity, and decompositions that return NaN for non-finite matrices.
 * Solvers of inner problems to a known accuracy: the best response of y, and proximal points of x.
 * Estimates from gradients: a local Lipschitz constant, and the tail index of noise.
 
-The solvers use gradients only, because problems with analytic gradients have no values. They return the best
-point found with its *natural residual*: the length of a projected gradient step of size 1 from there, which
-is the norm of the gradient if there is no set. It is zero only at solutions if the inner problem is concave
-(convex), and otherwise at every stationary point.
+The solvers use gradients only, because problems with analytic gradients need not define a loss. They return
+the best point found and its *natural residual*: the length of a projected gradient step of size 1 from that
+point, which is the norm of the gradient if there is no set. The residual is zero exactly at stationary
+points; these are solutions if the inner problem is concave (convex).
 
 With few variables and no set, a solver starts with Newton's method, whose Jacobian is computed by
 differences: its first step solves a quadratic problem. It continues with projected gradient ascent with
@@ -35,11 +35,11 @@ import torch
 
 __all__ = [
     "Budget",
-    "Solved",
+    "Solution",
     "Tail",
     "all_finite",
     "difference",
-    "first_bad",
+    "first_non_finite",
     "hill",
     "lipschitz",
     "maximise",
@@ -49,9 +49,10 @@ __all__ = [
 ]
 
 #: Maximum number of variables for Newton's method.
-FEW = 32
-#: A solver stops if the best residual has not fallen below :data:`BETTER` times itself in so many iterations.
-PATIENCE, BETTER = 100, 0.99
+NEWTON_VARIABLES = 32
+#: A solver stops if the best residual has not decreased by the factor :data:`PROGRESS` in this number of
+#: iterations.
+PATIENCE, PROGRESS = 100, 0.99
 #: Factors of the step size after an accepted and after a rejected step.
 GROW, SHRINK = 1.4, 0.5
 #: Coverage of the confidence interval of the tail index.
@@ -59,6 +60,7 @@ COVERAGE = 0.95
 #: Relative change of an estimated Lipschitz constant at which its iteration stops.
 CONVERGED = 1e-6
 
+#: A vector field or a projection, ``[d]`` → ``[d]``.
 Field = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -68,7 +70,7 @@ def all_finite(values: torch.Tensor) -> bool:
     return not values.numel() or isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
-def first_bad(values: torch.Tensor) -> tuple[int, ...] | None:
+def first_non_finite(values: torch.Tensor) -> tuple[int, ...] | None:
     """Return the index of the first value that is not finite, ``None`` if all values are finite."""
     if not (values.is_floating_point() or values.is_complex()) or all_finite(values):
         return None
@@ -91,15 +93,20 @@ class Budget(NamedTuple):
     evaluations: int
 
 
-class Solved(NamedTuple):
-    """A point ``[d]`` and its natural residual, NaN if the gradient is not finite."""
+class Solution(NamedTuple):
+    """The result of a solver.
+
+    Attributes:
+        point: the best point found, ``[d]``.
+        residual: its natural residual; NaN if the gradient is not finite.
+    """
 
     point: torch.Tensor
     residual: float
 
 
-class _Best:
-    """A field that counts its evaluations, and the best point of a solver."""
+class _Search:
+    """The state of a solver: a field that counts its evaluations, and the best point found."""
 
     def __init__(self, field: Field, project: Field, budget: Budget):
         self._field, self._project, self._budget = field, project, budget
@@ -110,11 +117,11 @@ class _Best:
         self.left -= 1
         return self._field(point)
 
-    def note(self, point: torch.Tensor, value: torch.Tensor) -> float:
-        """Return the residual of a point at which the field is ``value``; store the point if it is best."""
+    def record(self, point: torch.Tensor, value: torch.Tensor) -> float:
+        """Return the residual of a point at which the field is ``value``, and keep the best point."""
         residual = float(torch.linalg.vector_norm(self._project(point + value) - point))
         first = math.isnan(self.residual)
-        self._idle = 0 if first or residual < BETTER * self.residual else self._idle + 1
+        self._idle = 0 if first or residual < PROGRESS * self.residual else self._idle + 1
         if first or residual < self.residual:
             self.residual, self.point = residual, point
         return residual
@@ -125,7 +132,7 @@ class _Best:
         return not self.residual > self._budget.accuracy or self.left < 1 or self._idle > PATIENCE
 
 
-def maximise(gradient: Field, start: torch.Tensor, budget: Budget, project: Field | None = None) -> Solved:
+def maximise(gradient: Field, start: torch.Tensor, budget: Budget, project: Field | None = None) -> Solution:
     """Maximise a concave function on a convex set.
 
     Args:
@@ -134,19 +141,19 @@ def maximise(gradient: Field, start: torch.Tensor, budget: Budget, project: Fiel
         project: projection onto the set; ``None`` for the whole space.
     """
     inside = project or _unconstrained
-    best = _Best(gradient, inside, budget)
-    value = best(start)
-    best.note(start, value)
-    if project is None and len(start) <= FEW:
-        _newton(best, start, value, lambda H: _semidefinite(-H))
-    if not best.done:
-        _ascend(best, inside)
-    return Solved(best.point, best.residual)
+    search = _Search(gradient, inside, budget)
+    value = search(start)
+    search.record(start, value)
+    if project is None and len(start) <= NEWTON_VARIABLES:
+        _newton(search, start, value, lambda H: _semidefinite(-H))
+    if not search.done:
+        _ascend(search, inside)
+    return Solution(search.point, search.residual)
 
 
 def solve_saddle(
     field: Field, start: torch.Tensor, split: int, budget: Budget, project: Field | None = None
-) -> Solved:
+) -> Solution:
     """Find a saddle point of a function f that is convex in x and concave in y, on a convex set.
 
     Args:
@@ -156,19 +163,19 @@ def solve_saddle(
         project: projection onto the set; ``None`` for the whole space.
     """
     inside = project or _unconstrained
-    best = _Best(field, inside, budget)
-    value = best(start)
-    best.note(start, value)
-    if project is None and len(start) <= 2 * FEW:
+    search = _Search(field, inside, budget)
+    value = search(start)
+    search.record(start, value)
+    if project is None and len(start) <= 2 * NEWTON_VARIABLES:
         _newton(
-            best,
+            search,
             start,
             value,
             lambda J: _semidefinite(-J[:split, :split]) and _semidefinite(-J[split:, split:]),
         )
-    if not best.done:
-        _extragradient(best, inside)
-    return Solved(best.point, best.residual)
+    if not search.done:
+        _extragradient(search, inside)
+    return Solution(search.point, search.residual)
 
 
 def difference(point: torch.Tensor) -> float:
@@ -188,7 +195,7 @@ def _semidefinite(H: torch.Tensor) -> bool:
     return bool(eigenvalues[0] >= -math.sqrt(torch.finfo(H.dtype).eps) * eigenvalues.abs().max())
 
 
-def _newton(best: _Best, point: torch.Tensor, value: torch.Tensor, accept: Callable) -> None:
+def _newton(search: _Search, point: torch.Tensor, value: torch.Tensor, accept: Callable) -> None:
     """Run Newton's method as long as each step reduces the residual to a tenth.
 
     The pseudo-inverse gives the shortest step, which is 0 in directions that do not change the field.
@@ -196,21 +203,21 @@ def _newton(best: _Best, point: torch.Tensor, value: torch.Tensor, accept: Calla
     Args:
         accept: whether a Jacobian is that of a maximum or of a saddle point; the method stops if it is not.
     """
-    while best.left > len(point) + 1 and not best.done:
-        J = _jacobian(best, point, value)
+    while search.left > len(point) + 1 and not search.done:
+        J = _jacobian(search, point, value)
         if not torch.isfinite(J).all() or not accept(J):
             return
         tolerance = math.sqrt(torch.finfo(J.dtype).eps)
-        inverse, before = torch.linalg.pinv(J.double(), rtol=tolerance).to(J.dtype), best.residual
-        while not best.done:  # reuse the Jacobian as long as it reduces the residual
-            point = best.point - inverse @ value
-            last, value = best.residual, best(point)
-            if not best.note(point, value) <= last / 10:
+        inverse, before = torch.linalg.pinv(J.double(), rtol=tolerance).to(J.dtype), search.residual
+        while not search.done:  # reuse the Jacobian as long as it reduces the residual
+            point = search.point - inverse @ value
+            last, value = search.residual, search(point)
+            if not search.record(point, value) <= last / 10:
                 break
-        if best.residual > before / 10:
+        if search.residual > before / 10:
             return
-        if best.point is not point:
-            point, value = best.point, best(best.point)
+        if search.point is not point:
+            point, value = search.point, search(search.point)
 
 
 def _jacobian(field: Field, point: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -222,48 +229,48 @@ def _jacobian(field: Field, point: torch.Tensor, value: torch.Tensor) -> torch.T
     return torch.stack(columns, dim=1)
 
 
-def _ascend(best: _Best, project: Field) -> None:
+def _ascend(search: _Search, project: Field) -> None:
     """Run projected ascent with momentum. A step 1/L is halved if the gradient changes by more than L."""
-    point = best.point
-    ahead, slope, momentum = point, best(point), 1.0
+    point = search.point
+    extrapolated, slope, momentum = point, search(point), 1.0
     step = max(1.0, float(point.norm())) / max(float(slope.norm()), 1e-30)
-    while not best.done:
-        new = project(ahead + step * slope)
-        moved = float((new - ahead).norm())
+    while not search.done:
+        new = project(extrapolated + step * slope)
+        moved = float((new - extrapolated).norm())
         if moved == 0:
-            best.note(ahead, slope)
+            search.record(extrapolated, slope)
             return
-        value = best(new)
+        value = search(new)
         if not step * float((value - slope).norm()) <= moved:
             step *= SHRINK
             continue
-        best.note(new, value)
+        search.record(new, value)
         if float(slope @ (new - point)) < 0:
-            momentum, ahead, slope = 1.0, new, value
+            momentum, extrapolated, slope = 1.0, new, value
         else:
             following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            ahead = project(new + (momentum - 1) / following * (new - point))
-            slope, momentum = best(ahead), following
+            extrapolated = project(new + (momentum - 1) / following * (new - point))
+            slope, momentum = search(extrapolated), following
         point, step = new, step * GROW
 
 
-def _extragradient(best: _Best, project: Field) -> None:
+def _extragradient(search: _Search, project: Field) -> None:
     """Run the extragradient method. A step is halved if the field changes by more than 0.9 / step."""
-    point = best.point
-    value = best(point)
+    point = search.point
+    value = search(point)
     step = max(1.0, float(point.norm())) / max(float(value.norm()), 1e-30)
-    while not best.done:
+    while not search.done:
         middle = project(point + step * value)
         moved = float((middle - point).norm())
         if moved == 0:
             return
-        between = best(middle)
+        between = search(middle)
         if not step * float((between - value).norm()) <= 0.9 * moved:
             step *= SHRINK
             continue
         point = project(point + step * between)
-        value = best(point)
-        best.note(point, value)
+        value = search(point)
+        search.record(point, value)
         step *= GROW
 
 

@@ -1,14 +1,15 @@
-"""Stochastic oracles: the functions and derivatives of the clients that a method steps, one class per family.
+"""Stochastic oracles: evaluate functions and derivatives of the clients on samples, one class per family.
 
-Results have the client axis, ``[C, d]``; points are ``[C, d]``, or ``[d]`` if all clients share them. With
-``batched``, a problem's functions are vectorised over the clients; otherwise there is one client. Gradients
-on samples, which have constant shapes, are compiled; full-batch gradients are not.
+An oracle represents the C clients that are stepped together: results have the shape ``[C, d]``; points are
+``[C, d]``, or ``[d]`` if they are equal for all clients. With ``batched``, a problem's functions are
+vectorised over the clients; otherwise C = 1. With ``run.compile``, gradients on minibatches are compiled.
+Full-batch gradients are not, because the shapes of full batches vary.
 
-``oracle.sample()`` numbers the samples through all phases of a round. A method that needs the same sample
-again uses its number, ``oracle.sample(number=k)``.
+``oracle.sample()`` returns sample 0, 1, ... of a round, numbered through all phases. A method that needs a
+sample again after others uses its number, ``oracle.sample(number=k)``.
 
-``calls`` counts evaluations of a client at a sample ξ, a minibatch. A pair of gradients in x and y is one
-call, and so is an inner value with or without its Jacobian.
+``calls`` counts evaluations of a client at a sample. A pair of gradients in x and y is one call, and so is an
+inner value with or without its Jacobian.
 """
 
 from __future__ import annotations
@@ -22,20 +23,29 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
-from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, mapped, over_clients
+from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independent, vectorised
 from mpifed.core.device import to_device
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler, with_dropout_words
 from mpifed.core.streams import key
 
-__all__ = ["CompositionOracle", "MinimaxOracle", "EVALUATIONS", "ORACLES", "OperatorOracle", "Oracle", "Pull"]
+__all__ = [
+    "CompositionOracle",
+    "EVALUATIONS",
+    "MinimaxOracle",
+    "ORACLES",
+    "OperatorOracle",
+    "Oracle",
+    "ProximalTerm",
+]
 
 
 class Oracle:
-    """Base of the oracles.
+    """Base class of the oracles.
 
     Args:
+        batched: whether functions are vectorised over clients; ``False`` if clients are looped over.
         evaluation: compilation and precision of the losses that autograd differentiates.
 
     Attributes:
@@ -48,102 +58,104 @@ class Oracle:
         self.problem, self.sampler, self.batched, self.evaluation = problem, sampler, batched, evaluation
         self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
-        self._together, self._apart, self._count = 0, None, 0
-        self._following: Iterator[Sample] = iter(())
+        self._common_calls, self._calls_by_client, self._count = 0, None, 0
+        self._prefetched: Iterator[Sample] = iter(())
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
-        """Return the size of a sample's noise: the number of elements that an evaluation returns."""
+        """Return the number of elements of a sample's noise, one per element of an evaluation's result."""
         return sum(problem.variables().sizes.values())
 
-    def at(self, rows: slice) -> None:
+    def select_clients(self, rows: slice) -> None:
         """Select the clients ``members[rows]`` of the sampler's current phase."""
-        self._rows, self._count, self._on = rows, rows.stop - rows.start, None
-        self._places = self.sampler.members[rows]
-        self.client = self.sampler.clients[self._places]
-        self._place = int(self._places[0]) if self._count == 1 else None
-        self._together, self._apart = 0, None
-        self._following = iter(())
+        self._rows, self._count, self._active = rows, rows.stop - rows.start, None
+        self._positions = self.sampler.members[rows]
+        self.client = self.sampler.clients[self._positions]
+        self._position = int(self._positions[0]) if self._count == 1 else None
+        self._common_calls, self._calls_by_client = 0, None
+        self._prefetched = iter(())
 
     @property
     def calls(self) -> np.ndarray | int:
-        """Number of evaluations per client since :meth:`at`, ``[C]``, or one number if all are equal."""
-        return self._together if self._apart is None else self._together + self._apart
+        """Number of evaluations per client since :meth:`select_clients`: ``[C]``, or one number if equal."""
+        if self._calls_by_client is None:
+            return self._common_calls
+        return self._common_calls + self._calls_by_client
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
     ) -> Sample:
-        """Return the next sample ξ of the clients' round, numbered through its phases.
+        """Return the next sample ξ of each client.
 
         Args:
-            size: rows of the minibatch, by default the job's batch size.
+            size: number of rows of the minibatch; default: the job's batch size.
             of: "g" or "f", the function of a composition for which the sample is drawn.
-            number: number 0, 1, ... of the sample, instead of the next; equal addresses give equal samples.
-            round: with ``number``, the sample of another round.
+            number: return sample 0, 1, ... of the round instead of the next sample. The same number gives the
+                same sample.
+            round: with ``number``, the round of the sample; default: the current round.
 
         Raises:
-            ContractError: the round has counted and addressed samples, or size or address are invalid.
+            ContractError: an argument is invalid, or the round uses samples with and without ``number``.
         """
-        if number is None and round is None and size is None and not of and self._on is None:
-            following = next(self._following, None)  # the most frequent call, without any look-up
-            if following is None:
-                return self._first_of_many()
-            self.sampler.numbers[self._place] += 1
-            return following
-        self._following = iter(())
+        if number is None and round is None and size is None and not of and self._active is None:
+            prefetched = next(self._prefetched, None)  # the most frequent call, without any look-up
+            if prefetched is None:
+                return self._next_counted()
+            self.sampler.numbers[self._position] += 1
+            return prefetched
+        self._prefetched = iter(())
         if size is not None and not (_is_whole(size) and size >= 1):
-            raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
+            raise ContractError(f"oracle.sample(size={size}): expected an integer >= 1, the number of rows")
         if of not in ("", "g", "f"):
             raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
         if number is None and round is None:
-            self.sampler.select_by("counted")
+            self.sampler.expect_selection("counted")
             k = self._next_number(self.sampler.numbers)
         else:
             k = _address(number, round)
-            self.sampler.select_by("named")
+            self.sampler.expect_selection("numbered")
         return self.sampler.samples(k, self._rows, round=round, size=size, of=of)[0]
 
-    def _first_of_many(self) -> Sample:
-        """Return the next counted sample; keep those of a single client that were gathered with it."""
-        self.sampler.select_by("counted")
+    def _next_counted(self) -> Sample:
+        """Return the next sample; for a single client, prefetch the samples that were gathered with it."""
+        self.sampler.expect_selection("counted")
         k = self._next_number(self.sampler.numbers)
-        first, *following = self.sampler.samples(k, self._rows)
-        if self._place is not None:
-            self._following = iter(following)
-        return first
+        sample, *following = self.sampler.samples(k, self._rows)
+        if self._position is not None:
+            self._prefetched = iter(following)
+        return sample
 
     def _next_number(self, numbers: np.ndarray):
         """Return the next sample number of the active clients, ``[C]``, or one number if all are equal."""
-        if self._place is not None and self._on is None:  # fast path of one client
-            k = numbers.item(self._place)
-            numbers[self._place] = k + 1
+        if self._position is not None and self._active is None:  # fast path of one client
+            k = numbers.item(self._position)
+            numbers[self._position] = k + 1
             return k
-        own = numbers[self._places]
-        numbers[self._places] = own + (1 if self._on is None else self._on)
-        return int(own[0]) if (own == own[0]).all() else own
+        next_numbers = numbers[self._positions]
+        numbers[self._positions] = next_numbers + (1 if self._active is None else self._active)
+        return int(next_numbers[0]) if (next_numbers == next_numbers[0]).all() else next_numbers
 
     @property
     def full_batch(self) -> Sample:
-        """All data of each client without noise, for the exact local gradient; clients are looped over."""
+        """The sample that consists of all data of each client, without noise: gives exact local gradients."""
         return Sample()
 
     def steps(self, tau) -> Iterator[torch.Tensor]:
-        """Iterate over local steps of clients with different numbers of steps: ``for on in
-        oracle.steps(tau)``.
+        """Iterate over the local steps of clients with different numbers of steps.
 
         Args:
             tau: number of steps per client ``[C]``, or one number for all clients.
 
         Yields:
-            Whether each client takes the step, bool ``[C, 1]``, for ``torch.where(on, new, old)``. Clients
-            that have finished draw no samples, and their evaluations are not counted.
+            In each step, a mask of the clients that take it, bool ``[C, 1]``, for ``torch.where(mask, new,
+            old)``. Clients that have finished draw no samples, and their evaluations are not counted.
 
         Raises:
             ContractError: ``tau`` is not a non-negative integer, or one per client.
         """
         steps = np.asarray(tau)
         if steps.dtype.kind not in "iu" or (steps < 0).any():
-            raise ContractError(f"oracle.steps(tau): expected whole numbers from 0, got {steps.tolist()}")
+            raise ContractError(f"oracle.steps(tau): expected integers >= 0, got {steps.tolist()}")
         if steps.shape not in ((), (self._count,)):
             shape = list(steps.shape)
             raise ContractError(
@@ -153,50 +165,51 @@ class Oracle:
         tau = np.broadcast_to(steps, (self._count,))
         try:
             takes_step = np.arange(tau.max(initial=0))[:, None] < tau
-            for clients, on in zip(takes_step, to_device(takes_step[..., None], self.sampler.device)):
-                self._on = clients
-                yield on
+            for active, mask in zip(takes_step, to_device(takes_step[..., None], self.sampler.device)):
+                self._active = active
+                yield mask
         finally:
-            self._on = None
+            self._active = None
 
     def normal(self, size: int) -> torch.Tensor:
-        """Return the next standard normal vector of the clients' round, ``[C, size]``, for smoothing."""
+        """Return the next standard normal vector of each client in the round, ``[C, size]``."""
         return self.sampler.normal(self._next_number(self.sampler.normals), self._rows, size)
 
-    def _evaluated(self) -> None:
-        if self._on is None:
-            self._together += 1
+    def _count_call(self) -> None:
+        if self._active is None:
+            self._common_calls += 1
         else:
-            self._apart = self._on + (0 if self._apart is None else self._apart)
+            before = 0 if self._calls_by_client is None else self._calls_by_client
+            self._calls_by_client = before + self._active
 
-    def _each(self, evaluate, *points):
+    def _stack_over_clients(self, evaluate, *points):
         """Stack the results of ``evaluate(*points, batch)`` on all data of each client."""
         rows = [
             evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
-            for c, batch in enumerate(self.sampler.each(self._rows))
+            for c, batch in enumerate(self.sampler.client_batches(self._rows))
         ]
-        return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
+        return tree_map(lambda *results: torch.stack(results), rows[0], *rows[1:])
 
-    def _differentiable(self, function):
-        """Return a function of the problem with dropout by address, in the precision of the job."""
-        if self.sampler.drops:
+    def _with_options(self, function):
+        """Return a loss with the dropout masks of its sample and the precision of the job."""
+        if self.sampler.has_dropout:
             function = with_dropout_words(function, key(self.sampler.seed, "dropout"))
         return self.evaluation.mixed(function, self.sampler.device)
 
     def _over_clients(self, analytic):
-        """Return an analytic function of the problem for all clients, ``None`` without such a function."""
-        return over_clients(analytic) if self.batched and analytic is not None else analytic
+        """Return an analytic function of the problem that is safe to vectorise; ``None`` without one."""
+        return position_independent(analytic) if self.batched and analytic is not None else analytic
 
-    def _mapped(self, function):
-        """Return ``function`` of one client's tensors as a function of all clients, with the client axis."""
+    def _vectorised(self, function):
+        """Return a function of one client as a function of C clients, compiled if the job requests it."""
         if self.batched and self.evaluation.compile == "none":
-            return mapped(function)
+            return vectorised(function)
         if self.batched:
             return self.evaluation.compiled(torch.func.vmap(function), None)  # any layout
-        alone = self.evaluation.compiled(function, False)
+        single = self.evaluation.compiled(function, False)
 
         def with_axis(*arguments):
-            result = alone(*tree_map(lambda tensor: tensor[0], arguments))
+            result = single(*tree_map(lambda tensor: tensor[0], arguments))
             return tree_map(lambda tensor: tensor.unsqueeze(0), result)
 
         return with_axis
@@ -209,15 +222,20 @@ def _is_whole(value) -> bool:
 def _address(number, round) -> int:
     """Validate an address and return the number of the sample."""
     if number is None:
-        raise ContractError(f"oracle.sample(round={round}) needs a number")
+        raise ContractError(
+            f"oracle.sample(round={round}): expected the number of a sample of that round, too, as in "
+            "oracle.sample(number=0, round=1)"
+        )
     for name, value in (("number", number), ("round", round)):
         if value is not None and not (_is_whole(value) and value >= 0):
-            raise ContractError(f"oracle.sample({name}={value}): expected a whole number from 0")
+            raise ContractError(f"oracle.sample({name}={value}): expected an integer >= 0")
     return int(number)
 
 
-class Pull(NamedTuple):
-    """A term weight · (v - centre) of the gradient of a block v; for y, which ascends, its negative.
+class ProximalTerm(NamedTuple):
+    """A regularisation term whose gradient is added to the gradients of a block v.
+
+    The gradient is weight · (v - centre) for x, which descends, and its negative for y, which ascends.
 
     Attributes:
         block: 0 for x, 1 for y.
@@ -237,31 +255,31 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        self._loss = self._differentiable(problem.loss)
+        self._loss = self._with_options(problem.loss)
         self._gradients = Gradients(self._loss, self.blocks)
         self._analytic = self._over_clients(problem.gradients)
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
-        self._compiled = None if evaluation.compile == "none" else self._mapped(by_blocks)
-        self._on_sample = self._choose()
-        self._pulls: Sequence[Pull] = ()
+        self._compiled = None if evaluation.compile == "none" else self._vectorised(by_blocks)
+        self._on_minibatch = self._choose()
+        self._terms: Sequence[ProximalTerm] = ()
 
     def _choose(self) -> Callable[[Sequence[torch.Tensor], Sample], Sequence[torch.Tensor]]:
-        """Choose the function that evaluates the gradients at a point on a sample."""
+        """Return the function that evaluates the gradients at a point on a minibatch."""
         analytic, compiled = self._analytic, self._compiled
         if analytic is not None:
-            return lambda point, xi: self._tuple(analytic(*self._same_axes(point), xi.batch))
+            return lambda point, xi: self._as_tuple(analytic(*self._with_same_axes(point), xi.batch))
         if compiled is not None:
-            return lambda point, xi: compiled(*(b.expand(self._count, -1) for b in point), xi.evaluated)
+            return lambda point, xi: compiled(*(b.expand(self._count, -1) for b in point), xi.loss_input)
         if self.batched:
             return lambda point, xi: self._blocks_of(
-                self._gradients.together(point, xi.evaluated, self._count)
+                self._gradients.several(point, xi.loss_input, self._count)
             )
-        return lambda point, xi: self._blocks_of(self._gradients.alone(point, xi.evaluated_alone))
+        return lambda point, xi: self._blocks_of(self._gradients.single(point, xi.single_loss_input))
 
-    def pull(self, pulls: Sequence[Pull]) -> None:
-        """Add terms to all following gradients."""
-        self._pulls = pulls
+    def add_terms(self, terms: Sequence[ProximalTerm]) -> None:
+        """Add the gradients of these terms to all following results of :meth:`grad`."""
+        self._terms = terms
 
     def grad(self, x: torch.Tensor, *rest):
         """``grad(x, y, ξ)``: return ∇_x f_n(x, y; ξ) ``[C, dx]`` and ∇_y f_n(x, y; ξ) ``[C, dy]``.
@@ -272,45 +290,47 @@ class MinimaxOracle(Oracle):
         if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == number):
             blocks, got = ", ".join(self.blocks), ", ".join(type(one).__name__ for one in (x, *rest))
             raise ContractError(
-                f"oracle.grad({blocks}, xi) on a problem with the blocks {blocks}, got grad({got})"
+                f"expected oracle.grad({blocks}, xi) for a problem with the blocks {blocks}, got "
+                f"oracle.grad({got})"
             )
-        self._evaluated()
+        self._count_call()
         point = (x, *rest[:-1])[:number]
-        gradients = self._each(self._of_one, *point) if xi.whole else self._on_sample(point, xi)
+        if xi.is_full_batch:
+            gradients = self._stack_over_clients(self._evaluate_client, *point)
+        else:
+            gradients = self._on_minibatch(point, xi)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
-        for block, weight, centre in self._pulls:
+        for block, weight, centre in self._terms:
             term = weight * (point[block] - centre)
-            own = gradients[block] - term if block else gradients[block] + term
-            gradients = [*gradients[:block], own, *gradients[block + 1 :]]
+            changed = gradients[block] - term if block else gradients[block] + term
+            gradients = [*gradients[:block], changed, *gradients[block + 1 :]]
         if len(rest) == 1:
             return gradients[0]
         return gradients if number > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
 
     def _loss_at(self, *point_and_batch):
-        """Return the loss of one client at flat blocks."""
+        """``_loss_at(*point, batch)``: return the loss of one client at flat blocks ``[d]``."""
         *point, batch = point_and_batch
         return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
 
-    def _same_axes(self, point):
+    def _with_same_axes(self, point):
         """Return the blocks of a point, all with the client axis if one block has it."""
         if point[0].dim() == point[-1].dim():  # at most two blocks
             return point
         return tuple(block.expand(self._count, -1) for block in point)
 
-    def _tuple(self, gradients):
+    def _as_tuple(self, gradients):
         return gradients if isinstance(gradients, tuple | list) else (gradients,)
 
-    def _of_one(self, *arguments):
-        """Return the gradients of one client on its batch, without the client axis."""
+    def _evaluate_client(self, *arguments):
+        """``_evaluate_client(*point, batch)``: return the gradients of one client, ``[d]`` per block."""
         *point, batch = arguments
         if self.problem.gradients is not None:
-            points, batches = (
-                [one.unsqueeze(0) for one in point],
-                tuple(column.unsqueeze(0) for column in batch),
-            )
-            return tuple(g[0] for g in self._tuple(self.problem.gradients(*points, batches)))
-        return tuple(g[0] for g in self._blocks_of(self._gradients.alone(point, batch)))
+            blocks = [block.unsqueeze(0) for block in point]
+            batches = tuple(column.unsqueeze(0) for column in batch)
+            return tuple(g[0] for g in self._as_tuple(self.problem.gradients(*blocks, batches)))
+        return tuple(g[0] for g in self._blocks_of(self._gradients.single(point, batch)))
 
     def _blocks_of(self, gradient: torch.Tensor):
         """Split a gradient ``[C, d]`` into blocks."""
@@ -334,28 +354,28 @@ class OperatorOracle(Oracle):
             self._game = MinimaxOracle(problem.problem, sampler, batched, evaluation)
             self._split = problem.split
 
-    def at(self, rows: slice) -> None:
-        super().at(rows)
+    def select_clients(self, rows: slice) -> None:
+        super().select_clients(rows)
         if self._game:
-            self._game.at(rows)
+            self._game.select_clients(rows)
 
-    def pull(self, pulls: Sequence[Pull]) -> None:
+    def add_terms(self, terms: Sequence[ProximalTerm]) -> None:
         """Add terms to the gradients of the game's minimax problem."""
         assert self._game is not None
-        self._game.pull(pulls)
+        self._game.add_terms(terms)
 
     def operator(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
         """Return V_n(z; ξ), ``[C, d]``."""
-        self._evaluated()
+        self._count_call()
         if self._game:
             gx, gy = self._game.grad(*z.split(self._split, dim=-1), xi)
             return torch.cat([gx, -gy], dim=-1)
-        if xi.whole:
-            return self._each(self._of_one, z)
+        if xi.is_full_batch:
+            return self._stack_over_clients(self._evaluate_client, z)
         value = self._operator(z, xi.batch)
         return value if xi.noise is None else value + xi.noise
 
-    def _of_one(self, z, batch):
+    def _evaluate_client(self, z, batch):
         return self.problem.operator(z.unsqueeze(0), tuple(column.unsqueeze(0) for column in batch))[0]
 
 
@@ -375,17 +395,17 @@ class CompositionOracle(Oracle):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
-        self._inner, outer = self._differentiable(problem.inner), self._differentiable(problem.outer)
+        self._inner, outer = self._with_options(problem.inner), self._with_options(problem.outer)
         functions = (self._value, jacobian(self._value_twice, has_aux=True), torch.func.grad(outer))
-        self._g, self._derive, self._gradient = [(one, self._mapped(one)) for one in functions]
+        self._g, self._derive, self._gradient = [(f, self._vectorised(f)) for f in functions]
         self._jacobian = self._over_clients(problem.jacobian)
         self._outer_gradient = self._over_clients(problem.outer_gradient)
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
         """Return the size of the noise of g, its Jacobian, and ∇f."""
-        kinds = problem.kinds()
-        return 2 * kinds["u"] + kinds["jacobian"]
+        sizes = problem.field_sizes()
+        return 2 * sizes["u"] + sizes["jacobian"]
 
     def _value(self, x: torch.Tensor, batch) -> torch.Tensor:
         return self._inner(self.blocks.unflatten("x", x), batch)
@@ -401,19 +421,21 @@ class CompositionOracle(Oracle):
         """Evaluate a function of one point and one batch for all clients.
 
         Args:
-            automatic: the function of one client, and its vectorised version.
+            automatic: a function of one client and its vectorised version; used without ``analytic``.
             analytic: an analytic function with the client axis, or ``None``.
         """
-        self._evaluated()
+        self._count_call()
         point = point.expand(self._count, -1)
         if analytic is None:
-            one, mapped = automatic
-            return self._each(one, point) if xi.whole else mapped(point, xi.evaluated)
-        if not xi.whole:
+            single, several = automatic
+            return (
+                self._stack_over_clients(single, point) if xi.is_full_batch else several(point, xi.loss_input)
+            )
+        if not xi.is_full_batch:
             return analytic(point, xi.batch)
-        return self._each(
-            lambda one, batch: tree_map(
-                lambda t: t[0], analytic(one[None], tuple(column[None] for column in batch))
+        return self._stack_over_clients(
+            lambda x, batch: tree_map(
+                lambda t: t[0], analytic(x[None], tuple(column[None] for column in batch))
             ),
             point,
         )

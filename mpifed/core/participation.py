@@ -35,84 +35,92 @@ __all__ = [
     "Trace",
     "Uniform",
     "Weighted",
-    "inclusion",
-    "one_each",
+    "inclusion_probabilities",
+    "per_client",
     "read_trace",
-    "systematic",
+    "systematic_sample",
 ]
 
 
 class Chain:
     """Two-state Markov chains, one per client: in round r, a client is on if u_r < P(on | previous state).
 
-    The number u_r has an address. If it is outside the interval between the probabilities of the two previous
-    states, it determines the state. The state of any round is therefore found by walking back to the last
-    such number, at most to round 1, and need not be stored in checkpoints.
+    The number u_r has an address. If it is outside the interval between P(on | on) and P(on | off), it
+    determines the state without the previous one. The state of any round is therefore found by going back to
+    the last such number, at most to round 1, and need not be stored in checkpoints.
+
+    Args:
+        p_off, p_on: probabilities of P(off | on) and P(on | off), ``[N]``.
+        stationary: probabilities of being on in round 1, ``[N]``.
     """
 
-    def __init__(self, seed: int, off: np.ndarray, on: np.ndarray, stationary: np.ndarray):
-        self._seed, self._on, self._stay, self._first = seed, on, 1 - off, stationary
-        self._round, self._state = 0, np.zeros(len(on), dtype=bool)
+    def __init__(self, seed: int, p_off: np.ndarray, p_on: np.ndarray, stationary: np.ndarray):
+        self._seed, self._on, self._stay, self._first = seed, p_on, 1 - p_off, stationary
+        self._round, self._state = 0, np.zeros(len(p_on), dtype=bool)
 
     def _draws(self, clients: np.ndarray, r: int) -> np.ndarray:
         return Stream(self._seed, "markov", clients, r).uniform()[:, 0]
 
-    def at(self, r: int) -> np.ndarray:
+    def state(self, r: int) -> np.ndarray:
         """Return which clients are on in round ``r``, bool ``[N]``."""
         if r == self._round + 1 and self._round:
-            everyone = np.arange(len(self._on))
-            self._state = self._draws(everyone, r) < np.where(self._state, self._stay, self._on)
+            all_clients = np.arange(len(self._on))
+            self._state = self._draws(all_clients, r) < np.where(self._state, self._stay, self._on)
         elif r != self._round:
-            self._state = self._walk(r)
+            self._state = self._go_back(r)
         self._round = r
         return self._state
 
-    def _walk(self, r: int) -> np.ndarray:
-        state, open_ = np.zeros(len(self._on), dtype=bool), np.arange(len(self._on))
+    def _go_back(self, r: int) -> np.ndarray:
+        """Compute the state of round ``r`` without that of round ``r`` - 1."""
+        state, undecided = np.zeros(len(self._on), dtype=bool), np.arange(len(self._on))
         for back in range(r):
-            draws, stay, on = self._draws(open_, r - back), self._stay[open_], self._on[open_]
+            draws, stay, on = self._draws(undecided, r - back), self._stay[undecided], self._on[undecided]
             if back == r - 1:
-                decided, value = np.ones(len(open_), dtype=bool), draws < self._first[open_]
+                decided, value = np.ones(len(undecided), dtype=bool), draws < self._first[undecided]
             else:
                 low, high = np.minimum(stay, on), np.maximum(stay, on)
                 decided, value = (draws < low) | (draws >= high), draws < low
-            turned = (stay < on) & (back % 2 == 1)  # in each undecided round, such a chain changes its state
-            state[open_[decided]] = (value ^ turned)[decided]
-            open_ = open_[~decided]
-            if not len(open_):
+            flipped = (stay < on) & (back % 2 == 1)  # in each undecided round, such a chain changes its state
+            state[undecided[decided]] = (value ^ flipped)[decided]
+            undecided = undecided[~decided]
+            if not len(undecided):
                 break
         return state
 
 
-def inclusion(weights: np.ndarray, size: int) -> np.ndarray:
+def inclusion_probabilities(weights: np.ndarray, size: int) -> np.ndarray:
     """Return the probability of each client to be in a weighted sample of ``size`` clients, ``[N]``.
 
     The probabilities sum to ``size`` and are proportional to the weights, but at most 1.
     """
-    chances, certain = np.zeros(len(weights)), np.zeros(len(weights), dtype=bool)
+    certain = np.zeros(len(weights), dtype=bool)
     while True:
         rest = np.where(certain, 0.0, weights)
         left = size - int(certain.sum())
-        chances = np.where(certain, 1.0, left * rest / rest.sum() if left else 0.0)
-        if not (over := (chances >= 1) & ~certain).any():
-            return chances
+        probabilities = np.where(certain, 1.0, left * rest / rest.sum() if left else 0.0)
+        if not (over := (probabilities >= 1) & ~certain).any():
+            return probabilities
         certain |= over
 
 
-def systematic(chances: np.ndarray, order: np.ndarray, point: float) -> np.ndarray:
-    """Return the clients whose intervals contain ``point``, ``point`` + 1, ...: systematic sampling.
+def systematic_sample(probabilities: np.ndarray, order: np.ndarray, start: float) -> np.ndarray:
+    """Return a systematic sample of clients, ascending.
+
+    The clients' intervals, of the lengths ``probabilities``, are placed one after another. The sample
+    consists of the clients whose intervals contain ``start``, ``start`` + 1, ...
 
     Args:
-        chances: inclusion probabilities, which are the lengths of the intervals, ``[N]``.
+        probabilities: inclusion probabilities, ``[N]``.
         order: the clients in the order of their intervals.
-        point: a number in (0, 1).
+        start: a number in (0, 1).
     """
-    certain, order = np.flatnonzero(chances >= 1), order[chances[order] < 1]
-    size = round(float(chances.sum())) - len(certain)
-    ends = np.cumsum(chances[order])
-    places = np.searchsorted(ends, point + np.arange(size), side="right")
-    drawn = order[np.minimum(places, len(order) - 1)] if size else order[:0]
-    return np.unique(np.concatenate([certain, drawn]))
+    certain, order = np.flatnonzero(probabilities >= 1), order[probabilities[order] < 1]
+    size = round(float(probabilities.sum())) - len(certain)
+    ends = np.cumsum(probabilities[order])
+    intervals = np.searchsorted(ends, start + np.arange(size), side="right")
+    sampled = order[np.minimum(intervals, len(order) - 1)] if size else order[:0]
+    return np.unique(np.concatenate([certain, sampled]))
 
 
 #: ``available(r, number)`` returns the clients that are available when cohort ``number`` of round ``r`` is
@@ -124,16 +132,14 @@ def _numbers(value, expected: str, fits: Callable[[Any], bool]) -> float | tuple
     """Validate a number, or a list of numbers, which becomes a tuple."""
     listed = isinstance(value, list | tuple | np.ndarray)
     values = list(value) if listed else [value]
-    wrong = [one for one in values if not isinstance(one, Real) or isinstance(one, bool) or not fits(one)]
+    wrong = [x for x in values if not isinstance(x, Real) or isinstance(x, bool) or not fits(x)]
     if wrong or not values:
         raise ValueError(f"expected {expected}, got {short_repr(wrong[0] if wrong else value)}")
     return tuple(map(float, values)) if listed else float(value)
 
 
 def _probabilities(value):
-    return _numbers(
-        value, "a probability from 0 to 1, or a list of one per client", lambda one: 0 <= one <= 1
-    )
+    return _numbers(value, "a probability from 0 to 1, or a list with one per client", lambda p: 0 <= p <= 1)
 
 
 def _weights(value):
@@ -141,7 +147,7 @@ def _weights(value):
         return value
     listed = isinstance(value, list | tuple | np.ndarray)
     expected = '"samples" or a list of positive weights, one per client'
-    return _numbers(value, expected, lambda one: listed and 0 < one < np.inf)
+    return _numbers(value, expected, lambda w: listed and 0 < w < np.inf)
 
 
 #: One probability for all clients, or one per client.
@@ -152,7 +158,7 @@ Probabilities = Annotated[
 ]
 
 
-def one_each(values: float | tuple[float, ...], clients: int, name: str) -> np.ndarray:
+def per_client(values: float | tuple[float, ...], clients: int, name: str) -> np.ndarray:
     """Return one value per client, ``[N]``, or a 0-d array for one number, since N may be large.
 
     Args:
@@ -168,8 +174,8 @@ def one_each(values: float | tuple[float, ...], clients: int, name: str) -> np.n
     return np.asarray(values, dtype=np.float64)
 
 
-class _Everyone:
-    """Base class of availability models: all clients are available.
+class _AvailabilityModel:
+    """Base class of availability models. By default all clients are available in every round.
 
     Attributes:
         unbiased: whether averages are weighted by the inverse of the inclusion probabilities.
@@ -177,7 +183,7 @@ class _Everyone:
 
     unbiased = False
 
-    def share(self, clients: int) -> float:
+    def expected_fraction(self, clients: int) -> float:
         """Return the expected fraction of clients that are available.
 
         Raises:
@@ -186,25 +192,21 @@ class _Everyone:
         return 1.0
 
     def start(self, seed: int, clients: int) -> Available:
-        """Return the function that returns the available clients.
-
-        Raises:
-            ValueError, OSError: a file cannot be read or is invalid.
-        """
+        """Return the function ``available(r, number)`` of a run, see :data:`Available`."""
         return lambda r, number: None
 
 
 @hyperparameters
-class Uniform(_Everyone):
+class Uniform(_AvailabilityModel):
     """All clients are available; the cohort is sampled uniformly without replacement."""
 
 
 @hyperparameters
-class Weighted(_Everyone):
+class Weighted(_AvailabilityModel):
     """All clients are available; the cohort is sampled without replacement by weight.
 
     Systematic sampling in a random order (Madow 1949): with a cohort of S, client k is sampled with
-    probability min(1, c w_k), where c makes the sum S (:func:`mpifed.core.participation.inclusion`).
+    probability min(1, c w_k), where c is such that the probabilities sum to S.
     """
 
     weights: Annotated[Literal["samples"] | tuple[float, ...], BeforeValidator(_weights)] = Field(
@@ -214,43 +216,43 @@ class Weighted(_Everyone):
         False, description="divide each client's weight in averages by its probability of being sampled"
     )
 
-    def share(self, clients):
+    def expected_fraction(self, clients):
         if self.weights != "samples":
-            one_each(self.weights, clients, "participation.availability.weights")
+            per_client(self.weights, clients, "participation.availability.weights")
         return 1.0
 
 
 @hyperparameters
-class Bernoulli(_Everyone):
-    """Each client is available with its own probability, independently in each round."""
+class Bernoulli(_AvailabilityModel):
+    """Each client is available with a given probability, independently in each round."""
 
     probability: Probabilities = Field(description="probability that a client is available")
     unbiased: bool = Field(False, description="divide each client's weight in averages by its probability")
 
-    def share(self, clients):
-        return float(self.chances(clients).mean())
+    def expected_fraction(self, clients):
+        return float(self.probabilities(clients).mean())
 
-    def chances(self, clients: int) -> np.ndarray:
-        """Return the clients' probabilities, as :func:`one_each`."""
-        return one_each(self.probability, clients, "participation.availability.probability")
+    def probabilities(self, clients: int) -> np.ndarray:
+        """Return the clients' probabilities, as :func:`per_client`."""
+        return per_client(self.probability, clients, "participation.availability.probability")
 
     def start(self, seed, clients):
-        everyone, chances = np.arange(clients), self.chances(clients)
+        all_clients, probabilities = np.arange(clients), self.probabilities(clients)
 
         def available(r: int, number: int) -> np.ndarray:
-            draws = Stream(seed, "bernoulli", everyone, r, first=number).uniform()[:, 0]
-            return np.flatnonzero(draws < chances)
+            draws = Stream(seed, "bernoulli", all_clients, r, first=number).uniform()[:, 0]
+            return np.flatnonzero(draws < probabilities)
 
         return available
 
 
 @hyperparameters
-class Cyclic(_Everyone):
+class Cyclic(_AvailabilityModel):
     """One block of consecutive clients is available per round, in turn; a new cohort uses the next block."""
 
     blocks: int = Field(ge=1, description="number of blocks, whose sizes differ by at most one client")
 
-    def share(self, clients):
+    def expected_fraction(self, clients):
         if self.blocks > clients:
             raise ValueError(
                 f"participation.availability.blocks: expected at most {clients}, one per client, "
@@ -269,23 +271,23 @@ class Cyclic(_Everyone):
 
 
 @hyperparameters
-class Markov(_Everyone):
+class Markov(_AvailabilityModel):
     """Each client is a two-state Markov chain, on or off, that starts in its stationary distribution."""
 
     p_off: Probabilities = Field(description="probability that a client that is on is off in the next round")
     p_on: Probabilities = Field(description="probability that a client that is off is on in the next round")
 
-    def share(self, clients):
+    def expected_fraction(self, clients):
         return float(self.stationary(clients).mean())
 
-    def chances(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clients' ``p_off`` and ``p_on``, each as :func:`one_each`."""
-        off = one_each(self.p_off, clients, "participation.availability.p_off")
-        return off, one_each(self.p_on, clients, "participation.availability.p_on")
+    def transitions(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients' ``p_off`` and ``p_on``, each as :func:`per_client`."""
+        off = per_client(self.p_off, clients, "participation.availability.p_off")
+        return off, per_client(self.p_on, clients, "participation.availability.p_on")
 
     def stationary(self, clients: int) -> np.ndarray:
-        """Return the stationary probability that each client is on, as :func:`one_each`."""
-        off, on = self.chances(clients)
+        """Return the stationary probability that each client is on, as :func:`per_client`."""
+        off, on = self.transitions(clients)
         if not (off + on).all():
             raise ValueError(
                 "participation.availability: expected p_off or p_on above 0, got 0 and 0 for client "
@@ -294,13 +296,13 @@ class Markov(_Everyone):
         return on / (off + on)
 
     def start(self, seed, clients):
-        probabilities = (*self.chances(clients), self.stationary(clients))
-        chain = Chain(seed, *(np.broadcast_to(one, (clients,)) for one in probabilities))
-        return lambda r, number: np.flatnonzero(chain.at(r))
+        probabilities = (*self.transitions(clients), self.stationary(clients))
+        chain = Chain(seed, *(np.broadcast_to(p, (clients,)) for p in probabilities))
+        return lambda r, number: np.flatnonzero(chain.state(r))
 
 
 @hyperparameters
-class Trace(_Everyone):
+class Trace(_AvailabilityModel):
     """A file lists the available clients of each round, or of each cohort."""
 
     file: str = Field(
@@ -348,7 +350,7 @@ class Participation(Section):
     )
 
     @model_validator(mode="after")
-    def _goes_together(self):
+    def _is_consistent(self):
         if self.oversample is not None and self.oversample < (self.cohort or self.oversample + 1):
             got = "none" if self.cohort is None else f"cohort = {self.cohort}"
             raise ValueError(
@@ -369,7 +371,7 @@ class Participation(Section):
             )
         return self
 
-    def expect(self, clients: int) -> None:
+    def validate_clients(self, clients: int) -> None:
         """Validate the settings for a number of clients.
 
         Raises:
@@ -379,32 +381,32 @@ class Participation(Section):
             value = getattr(self, name)
             if value is not None and value > clients:
                 raise ValueError(f"participation.{name} = {value} is more than problem.clients = {clients}")
-        self.members(clients)
+        self.expected_reports(clients)
 
-    def partial(self, clients: int) -> str:
-        """Return the setting by which clients may not participate, as in a job file; "" if there is none."""
+    def partial_setting(self, clients: int) -> str:
+        """Return the setting due to which participation is partial, as in a job file; "" if it is full."""
         model = self.availability
-        if model and (model.share(clients) < 1 or isinstance(model, Trace)):
+        if model and (model.expected_fraction(clients) < 1 or isinstance(model, Trace)):
             return f"participation.availability = {model.choice_name!r}"
-        if self.dropout is not None and one_each(self.dropout, clients, "participation.dropout").any():
+        if self.dropout is not None and per_client(self.dropout, clients, "participation.dropout").any():
             return "participation.dropout"
         if self.cohort not in (None, clients):
             return f"participation.cohort = {self.cohort} of {clients}"
         return ""
 
-    def members(self, clients: int) -> int:
-        """Return the number of clients that report in a phase; if it is random, its expectation, at least 1.
+    def expected_reports(self, clients: int) -> int:
+        """Return the expected number of clients that report in a phase, at least 1.
 
         Raises:
             ValueError: the settings are invalid for this number of clients.
         """
-        available = (self.availability.share(clients) if self.availability else 1.0) * clients
+        available = (self.availability.expected_fraction(clients) if self.availability else 1.0) * clients
         sampled = min(available, self.oversample or self.cohort or clients)
-        reporting = sampled * (1 - one_each(self.dropout or 0.0, clients, "participation.dropout").mean())
+        reporting = sampled * (1 - per_client(self.dropout or 0.0, clients, "participation.dropout").mean())
         return max(1, round(min(reporting, self.cohort or clients)))
 
 
-#: Columns of a trace of rounds, and of a trace of the cohorts of each round.
+#: Columns of a trace with one row per round and client, and of one with a row per cohort and client.
 COLUMNS = (("round", "client"), ("round", "cohort", "client"))
 NUMBERS = {2: "two", 3: "three"}
 
@@ -430,17 +432,17 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
     except ValueError:
         raise ValueError(f"the trace {short_repr(file)} is not a text file: expected a CSV file") from None
     columns = _columns(file, lines[0] if lines else "")
-    lines_of = [(number, line) for number, line in enumerate(lines[1:], 2) if line.strip()]
-    if not lines_of:
+    numbered_lines = [(number, line) for number, line in enumerate(lines[1:], 2) if line.strip()]
+    if not numbered_lines:
         raise ValueError(f"the trace {short_repr(file)} has no rows: expected one row per round and client")
     rows = np.array(
-        [_row(f"{file}, line {number}", columns, line, clients, cohorts) for number, line in lines_of]
+        [_row(f"{file}, line {number}", columns, line, clients, cohorts) for number, line in numbered_lines]
     )
     order = np.lexsort(rows.T[::-1])
     rows = rows[order]
-    again = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1))
-    if len(again):
-        (r, cohort, client), number = rows[again[0]], lines_of[order[again[0] + 1]][0]
+    duplicates = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1))
+    if len(duplicates):
+        (r, cohort, client), number = rows[duplicates[0]], numbered_lines[order[duplicates[0] + 1]][0]
         where = f"round {r}, cohort {cohort}" if "cohort" in columns else f"round {r}"
         raise ValueError(f"{file}, line {number}: duplicate entry: client {client}, {where}")
     keys, members = rows[:, 0] * cohorts + rows[:, 1], np.ascontiguousarray(rows[:, 2])
@@ -453,7 +455,7 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
 
 
 def _columns(file: str, line: str) -> tuple[str, ...]:
-    """Return the columns in the first line."""
+    """Parse the header of a trace."""
     names = tuple(name.strip().strip('"') for name in line.split(","))
     if names in COLUMNS:
         return names

@@ -76,7 +76,7 @@ class DataFile(NamedTuple):
 
     @property
     def derived(self) -> bool:
-        """Whether the data are derived from other files and have no file of their own."""
+        """Whether the data are derived from other files, so that there is no file at ``path``."""
         return self.path.startswith("none: ")
 
 
@@ -141,8 +141,8 @@ class Problem:
         """
         return {}
 
-    def kinds(self) -> dict[str, int]:
-        """Return the sizes of further kinds of record fields by name, in addition to the blocks."""
+    def field_sizes(self) -> dict[str, int]:
+        """Return the sizes of further types of record fields by name, in addition to the blocks."""
         return {}
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -176,13 +176,15 @@ class Problem:
 
         Returns ``None`` if a client's samples have no classes.
         """
-        every = [self.client_labels(client) for client in range(self.clients)]
-        labels = [own for own in every if own is not None]
-        if len(labels) < len(every):
-            return None
-        classes = max(int(own.max(initial=0)) for own in labels) + 1
+        labels = []
+        for client in range(self.clients):
+            client_labels = self.client_labels(client)
+            if client_labels is None:
+                return None
+            labels.append(client_labels)
+        classes = max(int(one.max(initial=0)) for one in labels) + 1
         names = self.class_names() or [str(label) for label in range(classes)]
-        return np.stack([np.bincount(own, minlength=len(names)) for own in labels]), names
+        return np.stack([np.bincount(one, minlength=len(names)) for one in labels]), names
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """Generate samples. The default ``None`` means that minibatches are rows of :meth:`client_data`.
@@ -397,7 +399,7 @@ class Composition(Problem):
     #: Dimension p of the values of the inner functions g_n.
     inner_size: int = 1
 
-    def kinds(self) -> dict[str, int]:
+    def field_sizes(self) -> dict[str, int]:
         """``u``: an inner value or outer gradient ``[p]``; ``jacobian``: ``[p, d]``, stored row by row."""
         return {"u": self.inner_size, "jacobian": self.inner_size * self.variables().sizes["x"]}
 
@@ -419,7 +421,7 @@ class Composition(Problem):
     outer_gradient: ClassVar[Callable[..., Any] | None] = None
 
 
-#: Functions of the base classes that only raise an error.
+#: Functions of the base classes that subclasses must define and that only raise an error here.
 _STUBS = (
     Problem.variables,
     Problem.predict,

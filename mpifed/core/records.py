@@ -4,13 +4,13 @@ A :class:`Record` declares fields, :meth:`Record.layout` computes their offsets 
 :class:`State` is a buffer with that layout. Reading a field returns a view, and assigning copies into it. A
 whole record is reduced, broadcast or written to disk without reference to its fields.
 
-The *kind* of a field is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another
-size that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
-kinds, which is read as a tuple of views. :func:`not_sent`, :func:`within_round`, :func:`stored` and
-``adaptive`` qualify it.
+The *type* of a field determines its size. It is the name of a block of the problem's variables (``"x"``,
+``"y"``, ``"z"``), ``"scalar"``, a name in :meth:`Problem.field_sizes` (``"u"`` and ``"jacobian"`` of a
+composition), or a tuple of such names; a tuple is read as a tuple of views. :func:`not_sent`,
+:func:`within_round`, :func:`stored` and ``adaptive`` qualify a type.
 
 ``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Since arithmetic
-broadcasts over this axis, the same code of a method serves one client and a thousand.
+broadcasts over this axis, the same code of a method works for one client and for several.
 """
 
 from __future__ import annotations
@@ -40,61 +40,61 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-OneKind = TypeVar("OneKind")
-#: The name of a block or of another size, or a tuple of such names.
-Plain = str | tuple[str, ...]
+QualifierType = TypeVar("QualifierType")
+#: A type without a qualifier: a name that determines a size, or a tuple of such names.
+BaseType = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NotSent:
-    """The kind of a field that is not communicated between clients and server."""
+    """The type of a field that does not count as communicated, see :func:`not_sent`."""
 
-    kind: Plain
+    type: BaseType
 
 
 @dataclass(frozen=True)
 class WithinRound:
-    """The kind of a client's field that exists between the phases of a round."""
+    """The type of a field of ``client`` that exists within a round, see :func:`within_round`."""
 
-    kind: Plain
+    type: BaseType
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The kind of a message's field that is the change of a field that the client stores."""
+    """The type of a field of ``message`` that is the change of a stored field, see :func:`stored`."""
 
-    kind: Plain
+    type: BaseType
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The kind of the adaptive matrix of ``block``, computed from the average of the field ``of``."""
+    """The type of the adaptive matrix of ``block``, computed from the average of the message field ``of``."""
 
     block: str
     of: str
 
 
-Kind = Plain | NotSent | WithinRound | Stored | Adaptive
+FieldType = BaseType | NotSent | WithinRound | Stored | Adaptive
 
 
-def not_sent(kind: Plain) -> NotSent:
+def not_sent(type: BaseType) -> NotSent:
     """Declare a field that does not count as communicated.
 
     Examples are fields that clients recompute, and running sums that only the output needs.
     """
-    return NotSent(kind)
+    return NotSent(type)
 
 
-def within_round(kind: Plain) -> WithinRound:
+def within_round(type: BaseType) -> WithinRound:
     """Declare a field of ``client`` that one phase stores for a later phase of the same round.
 
     It is 0 at the start of the round and for a new cohort. It exists only for members of the cohort and is
     not part of checkpoints.
     """
-    return WithinRound(kind)
+    return WithinRound(type)
 
 
-def stored(kind: Plain) -> Stored:
+def stored(type: BaseType) -> Stored:
     """Declare a field of ``message`` that is the change of a stored field, such as a control variate.
 
     For the participating clients S with weights w_n and the total weight W, ``now.cohort_weight * mean`` is
@@ -102,15 +102,20 @@ def stored(kind: Plain) -> Stored:
     do not change. It also holds for ``availability.unbiased``, where other fields are divided by the
     probabilities of participation.
     """
-    return Stored(kind)
+    return Stored(type)
 
 
-def _is_kind(kind) -> bool:
-    """Return whether a value is a :data:`Kind`."""
-    if isinstance(kind, Adaptive):
+def _unqualified(field_type):
+    """Return a field type without its qualifier."""
+    return field_type.type if isinstance(field_type, NotSent | WithinRound | Stored) else field_type
+
+
+def _is_field_type(value) -> bool:
+    """Return whether a value is a :data:`FieldType`."""
+    if isinstance(value, Adaptive):
         return True
-    plain = kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
-    return all(isinstance(one, str) for one in (plain if isinstance(plain, tuple) else (plain,)))
+    names = _unqualified(value)
+    return all(isinstance(name, str) for name in (names if isinstance(names, tuple) else (names,)))
 
 
 class Blocks(Mapping):
@@ -152,19 +157,21 @@ class Blocks(Mapping):
 
 
 class Record:
-    """Names and kinds of the fields of a record of a method: ``Record(x="x", a=("x", "scalar"))``."""
+    """The names and types of the fields of a method's record: ``Record(x="x", a=("x", "scalar"))``."""
 
-    def __init__(self, **fields: Kind):
+    def __init__(self, **fields: FieldType):
         for name in fields:
             if name.startswith("_") or hasattr(Observed, name):
-                raise ContractError(f"a record's field cannot be named {name!r}")
-            if not _is_kind(fields[name]):
+                raise ContractError(
+                    f"a record's field cannot be named {name!r}, which is reserved: expected another name"
+                )
+            if not _is_field_type(fields[name]):
                 raise ContractError(
                     f"field {name!r} of a record: expected the name of a block or a size, a tuple of such "
                     "names, not_sent(...), within_round(...), stored(...) or adaptive(...), "
                     f"got {fields[name]!r}"
                 )
-        self.fields: dict[str, Kind] = fields
+        self.fields: dict[str, FieldType] = fields
 
     def __or__(self, other: Record) -> Record:
         return Record(**self.fields, **other.fields)
@@ -176,46 +183,51 @@ class Record:
         return hash(tuple(self.fields.items()))
 
     def __repr__(self) -> str:
-        return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
+        return (
+            "Record(" + ", ".join(f"{name}={field_type!r}" for name, field_type in self.fields.items()) + ")"
+        )
 
-    def of(self, kind: type[OneKind]) -> dict[str, OneKind]:
-        """Return the fields of a type of kinds, such as ``record.of(NotSent)``."""
-        return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
+    def fields_of_type(self, qualifier: type[QualifierType]) -> dict[str, QualifierType]:
+        """Return the fields with a qualifier, such as ``record.fields_of_type(NotSent)``."""
+        return {name: value for name, value in self.fields.items() if isinstance(value, qualifier)}
 
-    def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
+    def layout(self, blocks: Blocks, field_sizes: Mapping[str, int] | None = None, matrix=None) -> Layout:
         """Compute the offsets of the fields for a problem.
 
         Args:
             blocks: variables of the problem.
-            kinds: sizes of further kinds by name.
+            field_sizes: sizes of further types by name.
             matrix: rule of the method's adaptive matrices, which determines their shapes.
 
         Raises:
-            ContractError: the problem does not have the kind of a field.
+            ContractError: the problem does not define the type of a field.
         """
-        sizes = blocks.sizes | dict(kinds or {}) | {"scalar": 1}
+        sizes = blocks.sizes | dict(field_sizes or {}) | {"scalar": 1}
         slots, start = {}, 0
-        for name, kind in self.fields.items():
-            plain, parts = _plain(kind, matrix), []
-            for one in (plain,) if isinstance(plain, str) else plain:
-                if one not in sizes:
+        for name, field_type in self.fields.items():
+            if isinstance(field_type, Adaptive):
+                base_type = matrix.shape(field_type.block)
+            else:
+                base_type = _unqualified(field_type)
+            spans = []
+            for part in (base_type,) if isinstance(base_type, str) else base_type:
+                if part not in sizes:
                     options = ", ".join(sorted(sizes))
-                    raise ContractError(f"field {name!r} is of kind {one!r}; this problem has {options}")
-                parts.append((start, start + sizes[one]))
-                start += sizes[one]
-            slots[name] = tuple(parts)
+                    raise ContractError(f"field {name!r} has the type {part!r}: expected one of {options}")
+                spans.append((start, start + sizes[part]))
+                start += sizes[part]
+            slots[name] = tuple(spans)
         return Layout(self, slots, start)
-
-
-def _plain(kind: Kind, matrix) -> Plain:
-    if isinstance(kind, Adaptive):
-        return matrix.shape(kind.block)
-    return kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A record with the offsets of its fields; ``size`` is the number of elements of one row."""
+    """The offsets of a record's fields in a buffer.
+
+    Attributes:
+        slots: field → start and stop of its parts, of which only a tuple has several.
+        size: number of elements of one row.
+    """
 
     record: Record
     slots: dict[str, tuple[tuple[int, int], ...]]
@@ -226,7 +238,7 @@ class Layout:
         return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
 
     def span(self, name: str) -> tuple[int, int]:
-        """Return the first and one-past-last element of a field."""
+        """Return the start and stop of a field."""
         return self.slots[name][0][0], self.slots[name][-1][1]
 
     def field_at(self, element: int) -> str:
@@ -238,16 +250,18 @@ class Layout:
 
 
 class State:
-    """A buffer ``[..., size]`` with a layout: ``state.x`` is a view, and ``state.x = v`` copies into it."""
+    """The values of a record: a buffer ``[..., size]`` with a layout.
+
+    ``state.x`` is a view of the field, and ``state.x = v`` copies into it.
+    """
 
     __slots__ = ("buffer", "_layout", "_views")
 
     def __init__(self, layout: Layout, buffer: torch.Tensor):
         views = {}
-        for name, kind in layout.record.fields.items():
+        for name, field_type in layout.record.fields.items():
             parts = tuple(buffer[..., start:stop] for start, stop in layout.slots[name])
-            inner = kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
-            views[name] = parts if isinstance(inner, tuple) else parts[0]
+            views[name] = parts if isinstance(_unqualified(field_type), tuple) else parts[0]
         object.__setattr__(self, "buffer", buffer)
         object.__setattr__(self, "_layout", layout)
         object.__setattr__(self, "_views", views)
@@ -267,8 +281,8 @@ class State:
                 raise ContractError(
                     f"field {name!r}: expected a tuple of {len(view)} values, got {_described(value)}"
                 )
-            for part, one in zip(view, value):
-                _assign(name, part, one)
+            for part, part_value in zip(view, value):
+                _assign(name, part, part_value)
         else:
             _assign(name, view, value)
 
@@ -328,7 +342,7 @@ def _assign(name: str, view: torch.Tensor, value) -> None:
                 f"field {name!r}: expected a tensor or a number, got {_described(value)}"
             ) from None
         return
-    if _is(value, view):
+    if _is_same_view(value, view):
         return
     if value.is_floating_point() and value.dtype != view.dtype:
         raise ContractError(f"field {name!r}: expected {_dtype(view)}, got {_dtype(value)}")
@@ -349,8 +363,8 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _is(value: torch.Tensor, view: torch.Tensor) -> bool:
-    """Return whether the value is the view, into which ``state.x += dx`` has already written."""
+def _is_same_view(value: torch.Tensor, view: torch.Tensor) -> bool:
+    """Return whether the value is the view itself, as in ``state.x += dx``, which has changed it already."""
     if value.data_ptr() != view.data_ptr() or value.shape != view.shape:
         return False
     return value.stride() == view.stride() or (value.is_contiguous() and view.is_contiguous())

@@ -73,7 +73,8 @@ SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": 
 
 #: A constant or a schedule.
 Rate: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
-#: A rate that is a weight, such as that of a fresh gradient in a momentum: a search proposes at most 1.
+#: A schedule of weights, such as that of the fresh gradient in a momentum. ``mpifed tune`` proposes values of
+#: at most 1.
 Weight: Any = Annotated[Rate, "weight"]
 
 

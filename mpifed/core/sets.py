@@ -99,7 +99,7 @@ class Simplex:
         ordered = point.sort(dim=-1, descending=True).values
         excess = _prefix_sums(ordered) - self.total
         count = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)
-        # At least the first is kept, unless values are not finite: then the result is NaN.
+        # Without the clamp the index would be -1 if values are not finite; the result is NaN then.
         kept = (ordered - excess / count > 0).sum(-1, keepdim=True).clamp(min=1)
         return (point - excess.gather(-1, kept - 1) / kept).clamp(min=0)
 
@@ -124,7 +124,7 @@ SETS = {"space": Space, "ball": Ball, "box": Box, "simplex": Simplex}
 Set: Any = choice("set", SETS)
 
 
-_WHOLE = Space()
+_UNCONSTRAINED = Space()
 
 
 class Sets:
@@ -132,7 +132,10 @@ class Sets:
 
     def __init__(self, **sets):
         self._sets = sets
-        vars(self).update(dict.fromkeys("xyz", _WHOLE) | {name: one or _WHOLE for name, one in sets.items()})
+        vars(self).update(
+            dict.fromkeys("xyz", _UNCONSTRAINED)
+            | {name: projection or _UNCONSTRAINED for name, projection in sets.items()}
+        )
 
     def __iter__(self):
         """Iterate over the names of the blocks that have a set."""
@@ -141,7 +144,7 @@ class Sets:
     def __getattr__(self, block: str):
         if block.startswith("_"):  # copy and pickle look up such methods
             raise AttributeError(block)
-        return self._sets.get(block) or _WHOLE
+        return self._sets.get(block) or _UNCONSTRAINED
 
 
 class IndicatorOf:
@@ -259,7 +262,7 @@ Proximal = choice("convex function", PROXIMALS)
 
 
 Phi = Callable[[torch.Tensor, float], torch.Tensor]
-#: Relative tolerance of the sum of a starting point, which may be in single precision.
+#: Relative tolerance for the sum of a starting point on a simplex, which may be in single precision.
 ROUNDING = 1e-5
 
 
@@ -273,7 +276,7 @@ class Euclidean:
     def dual(self, point: torch.Tensor, phi: Phi) -> torch.Tensor:
         return point
 
-    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, block: str = "z") -> Iterator[str]:
         return iter(())
 
 
@@ -296,7 +299,7 @@ class Entropy:
             return phi.each(lambda part, v: self.dual(v, part), point)
         return phi.set.total * point.log()  # type: ignore[attr-defined]
 
-    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, block: str = "z") -> Iterator[str]:
         if isinstance(phi, Separable):
             for name, part, v in phi.split(point):
                 yield from self.errors(part, v, name)
@@ -305,44 +308,44 @@ class Entropy:
         if not isinstance(simplex, Simplex):
             what = f"has the set {simplex}" if simplex is not None else f"has φ = {phi}"
             yield (
-                f"mirror = 'entropy' is for simplexes, and {of} {what}: expected mirror = 'euclidean', or "
+                f"mirror = 'entropy' is for simplexes, and {block} {what}: expected mirror = 'euclidean', or "
                 "{ name = 'blockwise', x = ..., y = ... } with the mirror map of each block"
             )
         elif not (point > 0).all() or abs(point.sum() - simplex.total) > ROUNDING * simplex.total:
             yield (
-                f"mirror = 'entropy' needs a starting point inside the simplex: expected {of} with positive "
-                f"coordinates that sum to {simplex.total:g}, got the smallest coordinate {point.min():.3g} "
-                f"and the sum {point.sum():.6g}"
+                f"mirror = 'entropy' needs a starting point inside the simplex: expected {block} with "
+                f"positive coordinates that sum to {simplex.total:g}, got the smallest coordinate "
+                f"{point.min():.3g} and the sum {point.sum():.6g}"
             )
 
 
-_OF_BLOCKS: dict[str, Euclidean | Entropy] = {"euclidean": Euclidean(), "entropy": Entropy()}
-OfBlock = Literal["euclidean", "entropy"]
+_BLOCK_MIRRORS: dict[str, Euclidean | Entropy] = {"euclidean": Euclidean(), "entropy": Entropy()}
+BlockMirror = Literal["euclidean", "entropy"]
 
 
 @hyperparameters
 class Blockwise:
     """Separate mirror maps for x and y, for a problem whose φ is separable in x and y."""
 
-    x: OfBlock = Field(default="euclidean", description="mirror map of x")
-    y: OfBlock = Field(default="euclidean", description="mirror map of y")
+    x: BlockMirror = Field(default="euclidean", description="mirror map of x")
+    y: BlockMirror = Field(default="euclidean", description="mirror map of y")
 
-    def of(self, block: str) -> Euclidean | Entropy:
+    def mirror_of(self, block: str) -> Euclidean | Entropy:
         """Return the mirror map of a block."""
-        return _OF_BLOCKS[getattr(self, block)]
+        return _BLOCK_MIRRORS[getattr(self, block)]
 
     def __call__(self, dual: torch.Tensor, weight: float, phi: Separable) -> torch.Tensor:
-        return torch.cat([self.of(name)(v, weight, part) for name, part, v in phi.split(dual)], dim=-1)
+        return torch.cat([self.mirror_of(name)(v, weight, part) for name, part, v in phi.split(dual)], dim=-1)
 
     def dual(self, point: torch.Tensor, phi: Separable) -> torch.Tensor:
-        return torch.cat([self.of(name).dual(v, part) for name, part, v in phi.split(point)], dim=-1)
+        return torch.cat([self.mirror_of(name).dual(v, part) for name, part, v in phi.split(point)], dim=-1)
 
-    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, block: str = "z") -> Iterator[str]:
         if not isinstance(phi, Separable) or not set(phi.parts) <= {"x", "y"}:
             yield f"mirror = 'blockwise' needs a φ that is separable in x and y, got φ = {phi}"
             return
         for name, part, v in phi.split(point):
-            yield from self.of(name).errors(part, v, name)
+            yield from self.mirror_of(name).errors(part, v, name)
 
 
 MIRRORS: dict[str, Any] = {"euclidean": Euclidean, "entropy": Entropy, "blockwise": Blockwise}

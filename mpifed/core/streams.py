@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BYTES_A_DRAW", "Stream", "generator", "key", "philox"]
+__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "philox"]
 
-#: Peak memory per uniform or normal number while many are drawn, in bytes.
-BYTES_A_DRAW = 40
+#: Peak memory per uniform or normal number during a draw, in bytes.
+BYTES_PER_DRAW = 40
 
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -76,7 +76,7 @@ class Stream:
     clients.
 
     Args:
-        seed, purpose: the key of the address.
+        seed, purpose: determine the key of the generator.
         clients: global client numbers, ``[C]``.
         round: the round's number, or one per client ``[C]``.
         count: number of samples per client.
@@ -86,7 +86,7 @@ class Stream:
         of: "g" or "f", the function of a composition that the samples are for, otherwise "".
     """
 
-    #: The module with functions of the arrays: numpy, or torch in ``device.DeviceStream``.
+    #: The module with the mathematical functions of the arrays: numpy, or torch in ``device.DeviceStream``.
     math: Any = np
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round=0, count: int = 1, first: int = 0):

@@ -22,7 +22,7 @@ import torch
 from mpifed.base.errors import ContractError, hint, message_of, short_repr, user_code_errors, user_frames
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.numerics import all_finite, first_bad
+from mpifed.core.numerics import all_finite, first_non_finite
 from mpifed.core.oracle import EVALUATIONS, ORACLES
 from mpifed.core.problem import Problem, as_family, defines, starting_point
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, State, Stored, WithinRound
@@ -130,7 +130,7 @@ def _declarations(method: Algorithm) -> Iterator[str]:
 
 def _misplaced(what: str, place: str, record: Record) -> Iterator[str]:
     for kind, why in MISPLACED[place].items():
-        for field in record.of(kind):
+        for field in record.fields_of_type(kind):
             yield f": {what}.{field} cannot be {record.fields[field]!r}: {why}"
 
 
@@ -168,7 +168,7 @@ def _phase(method: Algorithm, phase: Phase) -> Iterator[str]:
     if phase.server is not None:
         yield from _signature(phase.server, SERVER)
         return
-    used = {*method.shared.fields, *(field.of for field in method.shared.of(Adaptive).values())}
+    used = {*method.shared.fields, *(field.of for field in method.shared.fields_of_type(Adaptive).values())}
     for field in phase.message.fields:
         if field not in used:
             yield (
@@ -196,9 +196,9 @@ def _signature(function: Callable, arguments: tuple[str, ...]) -> Iterator[str]:
 
 def _adaptive(method: Algorithm) -> Iterator[str]:
     matrix = getattr(method, "matrix", None)
-    for field, kind in method.shared.of(Adaptive).items():
+    for field, kind in method.shared.fields_of_type(Adaptive).items():
         carriers = [phase.message.fields for phase in method.phases if kind.of in phase.message.fields]
-        if not all(hasattr(matrix, name) for name in ("fields", "shape", "adapts", "refer")):
+        if not all(hasattr(matrix, name) for name in ("fields", "shape", "adapts", "set_reference")):
             got = "nothing" if matrix is None else repr(matrix)
             yield f".{field} is adaptive, so it needs a hyperparameter `matrix: Matrix`, got {got}"
         if not carriers:
@@ -225,7 +225,7 @@ def _averages(method: Algorithm) -> Iterator[str]:
     for block, field in averages.items():
         if field not in fields:
             yield f".averages: there is no field {field!r} in `shared` (it has {', '.join(fields)})"
-        elif getattr(fields[field], "kind", fields[field]) != block:
+        elif getattr(fields[field], "type", fields[field]) != block:
             yield f".averages: shared.{field} has the shape of {fields[field]!r}, expected that of {block!r}"
 
 
@@ -614,7 +614,7 @@ def non_finite(value: Any, name: str, depth: int = _DEPTH, parents: tuple[int, .
         value = torch.from_numpy(np.require(value, requirements=("C", "W")))
     children: dict[str, Any] = {}
     if isinstance(value, torch.Tensor):
-        if (index := first_bad(value)) is not None:
+        if (index := first_non_finite(value)) is not None:
             yield f"{value[index].item()} in {f'row {index[0]} of ' if index else ''}{name}"
     elif isinstance(value, float) and math.isnan(value):
         yield f"nan in {name}"
@@ -635,7 +635,7 @@ def _not_finite(problem: Problem, client: int, seed: int, batch_size: int, dtype
     size = 0 if len(problem.client_data(client)) else batch_size
     sampler = Sampler(problem, [client], seed, size, None, 0, dtype, torch.device(device))
     oracle = ORACLES[problem.family](problem, sampler, batched=False)
-    oracle.at(slice(0, 1))
+    oracle.select_clients(slice(0, 1))
     values = EVALUATIONS[problem.family](oracle, *starting_point(problem, dtype, device), oracle.sample())
     if all(map(all_finite, values if isinstance(values, tuple | list) else (values,))):
         return ""

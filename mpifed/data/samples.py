@@ -11,7 +11,7 @@ import torch
 
 from mpifed.base.errors import short_repr
 from mpifed.core.metrics import VALIDATION
-from mpifed.core.numerics import first_bad
+from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import DataFile
 from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
@@ -97,7 +97,7 @@ class Labelled:
                     f"{part}: expected samples of shape {self.shape} as in train, found "
                     f"{tuple(samples.shape[1:])}{where}"
                 )
-            if isinstance(samples, torch.Tensor) and (index := first_bad(samples)):
+            if isinstance(samples, torch.Tensor) and (index := first_non_finite(samples)):
                 found = f"{samples[index].item()} in row {index[0]}"
                 raise DataError(f"{part}: expected finite numbers, found {found}{where}")
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters, suggest
-from mpifed.core.numerics import first_bad
+from mpifed.core.numerics import first_non_finite
 from mpifed.data.libsvm import expect_dense_room, read_rows
 from mpifed.data.npz import read_arrays
 from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, hold_out, numbered, owned
@@ -392,7 +392,7 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
             )
         column = numbers
     values = column.to_numpy(np.float64, copy=True)[:, None]
-    if index := first_bad(torch.from_numpy(values)):
+    if index := first_non_finite(torch.from_numpy(values)):
         where = places.where(index[0])
         raise DataError(f"{where}: expected finite numbers in column {name}, found {values[index]}")
     return values, True
@@ -431,7 +431,9 @@ def _samples(file: str, arrays: dict[str, np.ndarray], named: Sequence[str]) -> 
                 f"{file}: expected {len(samples)} entries in {name}, one per row of {others[0]}, found shape "
                 f"{arrays[name].shape}"
             )
-    if samples.dtype.kind == "f" and (index := first_bad(torch.from_numpy(samples.astype(np.float64)))):
+    if samples.dtype.kind == "f" and (
+        index := first_non_finite(torch.from_numpy(samples.astype(np.float64)))
+    ):
         raise DataError(
             f"{file}, row {index[0] + 1}: expected finite numbers in {others[0]}, found {samples[index]}"
         )

@@ -10,7 +10,7 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
-from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.constants import around
 
 __all__ = ["FiniteMax"]
@@ -47,7 +47,7 @@ class FiniteMax(Minimax):
             raise ValueError(f"expected active <= functions, got {self.active} > {self.functions}")
 
     def footprint(self) -> int:
-        own = BYTES_A_DRAW if self.heterogeneity else 16
+        own = BYTES_PER_DRAW if self.heterogeneity else 16
         return self.functions * (own * self.clients * (self.d + 1) + 16 * self.d**2)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

@@ -18,7 +18,7 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import L1Box, Proximal, Zero
-from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.affine import Affine, Coupled, flat
 from mpifed.problems.constants import around, rotation
 
@@ -66,7 +66,7 @@ class AffineGame(Affine):
 
     def footprint(self) -> int:
         spread = self.heterogeneity and not self.shared_jacobian
-        return ((BYTES_A_DRAW if spread else 24) * self.clients + 24) * self.d**2
+        return ((BYTES_PER_DRAW if spread else 24) * self.clients + 24) * self.d**2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "affine game"), Stream(seed, "affine game", np.arange(self.clients))
@@ -138,7 +138,7 @@ class Bilinear(Coupled):
 
     def footprint(self) -> int:
         spread = self.heterogeneity and not self.shared_jacobian
-        own = (BYTES_A_DRAW if spread else 8) * self.dx * self.dy
+        own = (BYTES_PER_DRAW if spread else 8) * self.dx * self.dy
         return own * self.clients + 32 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -184,7 +184,7 @@ class L1BoxBilinear(Coupled):
         return L1Box(self.lam, self.bound)
 
     def footprint(self) -> int:
-        own = 16 * (self.dx + self.dy) + (BYTES_A_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+        own = 16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
         return self.clients * own + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Composition, Named
 from mpifed.core.records import Blocks
-from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.models.base import Shapes
 
 __all__ = ["MAML", "LinearMAML", "NetworkMAML"]
@@ -101,7 +101,7 @@ class LinearMAML(MAML):
     noise: float = Field(default=0.1, ge=0, description="standard deviation of the noise of b")
 
     def footprint(self) -> int:
-        rows = BYTES_A_DRAW * self.clients * self.samples * self.d
+        rows = BYTES_PER_DRAW * self.clients * self.samples * self.d
         return max(rows, 32 * self.clients * self.d**2)  # the Hessians for the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

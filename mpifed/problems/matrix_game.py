@@ -11,7 +11,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.core.sets import Indicator, Separable, Simplex
-from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.affine import Coupled, flat
 from mpifed.problems.constants import around
 
@@ -44,7 +44,7 @@ class MatrixGame(Coupled):
         return Separable({"x": Indicator(Simplex()), "y": Indicator(Simplex())}, (self.dx, self.dy))
 
     def footprint(self) -> int:
-        own = 16 * (self.dx + self.dy) + (BYTES_A_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+        own = 16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
         return self.clients * own + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

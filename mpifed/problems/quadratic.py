@@ -9,7 +9,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
 
 __all__ = ["QuadraticNCPL", "TwoSidedPL"]
@@ -65,7 +65,7 @@ class QuadraticNCPL(Minimax):
 
     def footprint(self) -> int:
         spread = self.heterogeneity and not self.shared_hessian
-        own = BYTES_A_DRAW if spread else 16  # a client's Hessian, and its symmetric part
+        own = BYTES_PER_DRAW if spread else 16  # a client's Hessian, and its symmetric part
         return (own * self.clients + 32) * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -182,7 +182,7 @@ class TwoSidedPL(Minimax):
     ell, mu_x, mu_y = 28.0, 1 / 6, 5 / 4
 
     def footprint(self) -> int:
-        return BYTES_A_DRAW * self.clients * 2 * self.d
+        return BYTES_PER_DRAW * self.clients * 2 * self.d
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "two-sided", np.arange(self.clients))

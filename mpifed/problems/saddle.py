@@ -11,7 +11,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.streams import BYTES_A_DRAW, Stream
+from mpifed.core.streams import BYTES_PER_DRAW, Stream
 
 __all__ = ["Saddle"]
 
@@ -39,7 +39,7 @@ class Saddle(Minimax):
     cites = ("huang2024adafgda",)
 
     def footprint(self) -> int:
-        return BYTES_A_DRAW * self.clients * (self.d + 1)
+        return BYTES_PER_DRAW * self.clients * (self.d + 1)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "saddle", np.arange(self.clients))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.streams import BYTES_A_DRAW, Stream
+from mpifed.core.streams import BYTES_PER_DRAW, Stream
 from mpifed.models import MLP, Model
 from mpifed.problems.maml import NetworkMAML
 
@@ -41,7 +41,7 @@ class SinusoidMAML(NetworkMAML):
 
     def footprint(self) -> int:
         rows = self.clients * self.samples
-        return max(BYTES_A_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
+        return max(BYTES_PER_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Create the tasks and their rows, which depend only on the seed and the client's number.
@@ -75,9 +75,9 @@ class SinusoidMAML(NetworkMAML):
         def errors(support, query):
             return torch.stack([self.task_loss(x, query), self.task_loss(self.adapted(x, support), query)])
 
-        support, query = (
-            tuple(part[rows].to(like) for part in half) for half in (self._support, self._query)
-        )
+        halves = self._support, self._query  # copied to a GPU once
+        self._support, self._query = (tuple(part.to(like) for part in half) for half in halves)
+        support, query = (tuple(part[rows] for part in half) for half in (self._support, self._query))
         return torch.func.vmap(errors)(support, query)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:

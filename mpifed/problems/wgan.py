@@ -19,7 +19,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.streams import BYTES_A_DRAW, Stream
+from mpifed.core.streams import BYTES_PER_DRAW, Stream
 
 __all__ = ["WGAN"]
 
@@ -59,8 +59,8 @@ class WGAN(Minimax):
             raise ValueError("clients * samples: expected at least 2 pairs, whose z differ, got 1")
 
     def footprint(self) -> int:
-        means = 2 * BYTES_A_DRAW * self.clients  # twice as many for single numbers
-        return max(means, BYTES_A_DRAW * self.clients * self.samples)
+        means = 2 * BYTES_PER_DRAW * self.clients  # twice as many for single numbers
+        return max(means, BYTES_PER_DRAW * self.clients * self.samples)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         numbers = np.arange(self.clients)

@@ -132,14 +132,14 @@ def choose_group(
         largest = problem.clients if group in (None, "all") else int(group)
         if _depends_on_position(problem, sampler, oracle.evaluation, largest, comm):
             return Choice(1, POSITION)
-    sampler.begin(0)
+    sampler.begin_round(0)
     if not auto:
         return Choice(group)
-    members = max(2, min(max(placement.counts), config.participation.members(problem.clients)))
+    members = max(2, min(max(placement.counts), config.participation.expected_reports(problem.clients)))
     size = max(2, min(members, (GPU_PARAMETERS if on_gpu else CACHE) // _parameters(problem)))
     while on_gpu and size > 2 and _evaluation_error(oracle, point, size, comm).startswith(OUT_OF_MEMORY):
         size = -(-size // 2)
-    sampler.begin(0)
+    sampler.begin_round(0)
     return Choice(size, f"clients are vectorised, {'all of a rank' if size == members else size} at a time")
 
 
@@ -154,12 +154,12 @@ def _batch_sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
 def _parameters(problem: Problem) -> int:
     """Return the number of parameters per client, including other sizes such as a dense Jacobian."""
     source = user_problem(problem)
-    return max(1, sum(source.variables().sizes.values()) + sum(source.kinds().values()))
+    return max(1, sum(source.variables().sizes.values()) + sum(source.field_sizes().values()))
 
 
 def reason_for_loop(config: SimulationSettings, problem: Problem, on_gpu: bool = False) -> str:
     """Return why the clients of a job are looped over, "" if they are vectorised."""
-    members, analytic = config.participation.members(problem.clients), is_analytic(problem)
+    members, analytic = config.participation.expected_reports(problem.clients), is_analytic(problem)
     blocks, parameters = user_problem(problem).variables(), _parameters(problem)
     least, most = MEMBERS_ANALYTIC if analytic else MEMBERS, CACHE
     if on_gpu:
@@ -174,7 +174,7 @@ def reason_for_loop(config: SimulationSettings, problem: Problem, on_gpu: bool =
 
 
 def _evaluate(oracle: Oracle, point: list[torch.Tensor], rows: slice) -> None:
-    oracle.at(rows)
+    oracle.select_clients(rows)
     points = [block.repeat(rows.stop - rows.start, 1) for block in point]  # as in a local step
     EVALUATIONS[oracle.problem.family](oracle, *points, oracle.sample())
 
@@ -184,7 +184,7 @@ def _evaluation_error(oracle: Oracle, point: list[torch.Tensor], count: int, com
     sampler, text = oracle.sampler, ""
     if hosted := len(sampler.clients):
         try:
-            sampler.begin(0)
+            sampler.begin_round(0)
             sampler.select_members(np.append(np.resize(np.arange(hosted), count - 1), hosted - 1))
             _evaluate(oracle, point, slice(0, count))
         except Exception as error:  # user code may raise anything; the loop raises it again
@@ -204,7 +204,7 @@ def expect_evaluated(oracle: Oracle, count: int, comm: SerialComm) -> None:
     """
     point = starting_point(oracle.problem, oracle.sampler.dtype, oracle.sampler.device)
     error = _evaluation_error(oracle, point, count, comm)
-    oracle.sampler.begin(0)
+    oracle.sampler.begin_round(0)
     if error:
         options = [(name, value) for name, value in oracle.evaluation._asdict().items() if value != "none"]
         raise ConfigError(
@@ -286,9 +286,9 @@ def _near_start(problem: Problem, sampler: Sampler, distance: float, count: int)
 def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the results of all evaluations of a client step, for the oracle's client at each point."""
     count = len(points[0])
-    oracle.sampler.begin(0)
+    oracle.sampler.begin_round(0)
     oracle.sampler.select_members(np.zeros(count, dtype=np.int64))
-    oracle.at(slice(0, count))
+    oracle.select_clients(slice(0, count))
     xi = oracle.sample()
     return tree_leaves(_ALL_EVALUATIONS[oracle.problem.family](oracle, *map(torch.clone, points), xi))
 

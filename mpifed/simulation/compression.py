@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mpifed.core.algorithm import Phase, travels
+from mpifed.core.algorithm import Phase, communicated_fields
 from mpifed.core.compression import Message
 from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.records import Layout, State, Stored
@@ -63,7 +63,7 @@ def plan(
             plans.append(plans[first])
             continue
         fields = []
-        for name in travels(layout.record):
+        for name in communicated_fields(layout.record):
             (start, stop), base = layout.span(name), None
             if start == stop:  # y of a problem without y
                 continue
@@ -71,7 +71,9 @@ def plan(
                 base = slice(*shared.span(name))
             lossy = settings.error_feedback and not settings.compression.whole(stop - start)
             residual = slice(width, width + lossy * (stop - start))
-            fields.append(_Field(name, slice(start, stop), base, residual, name in layout.record.of(Stored)))
+            fields.append(
+                _Field(name, slice(start, stop), base, residual, name in layout.record.fields_of_type(Stored))
+            )
             width = residual.stop
         plans.append(fields)
     return plans, width

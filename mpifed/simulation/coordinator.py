@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
-from mpifed.core.adaptive import due, first, refresh
+from mpifed.core.adaptive import initial_diagonal, refresh, updates_matrix
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.participation import (
     Available,
@@ -26,10 +26,10 @@ from mpifed.core.participation import (
     Trace,
     Uniform,
     Weighted,
-    inclusion,
-    one_each,
+    inclusion_probabilities,
+    per_client,
     read_trace,
-    systematic,
+    systematic_sample,
 )
 from mpifed.core.problem import DataFile, Problem
 from mpifed.core.records import Adaptive, State
@@ -64,12 +64,12 @@ class Coordinator:
         self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
         self.moments, self.shared, self.transport = moments, shared, transport
         self.participants, self.replicated = participants, replicated
-        self._fields = algorithm.shared.of(Adaptive)
+        self._fields = algorithm.shared.fields_of_type(Adaptive)
         everyone = np.arange(placement.clients)
         self._all_clients = Cohort(everyone, placement, self.comm.rank, participants.base)
         self._total = self._all_clients.total
         for name in self._fields:
-            setattr(shared, name, first(algorithm))
+            setattr(shared, name, initial_diagonal(algorithm))
 
     def cohort(self, r: int, number: int = 0) -> Cohort:
         """Return the ``number``-th cohort of round ``r``; all clients in round 0."""
@@ -134,7 +134,7 @@ class Coordinator:
                     setattr(self.moments, name, moments)
                     if matrix is not None:
                         setattr(self.shared, name, matrix)
-        if not due(self.algorithm, steps, r):
+        if not updates_matrix(self.algorithm, steps, r):
             return ()
         if not self.replicated:
             for part in self._parts(names):
@@ -169,7 +169,7 @@ class Participants:
         self._settings, self._seed, self._problem = settings, seed, problem
         self._availability, self._clients = settings.availability or Uniform(), problem.clients
         self._size = settings.oversample or settings.cohort or problem.clients
-        self._dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
+        self._dropout = per_client(settings.dropout or 0.0, problem.clients, "participation.dropout")
         self.lossy = settings.oversample is not None or bool(self._dropout.any())
         self.unbiased = self._availability.unbiased
         self.files: dict[str, DataFile] = {}
@@ -197,10 +197,10 @@ class Participants:
     def probabilities(self) -> np.ndarray:
         """The probability that each client is selected, ``[N]``, for availability models that define it."""
         if not isinstance(self._availability, Weighted):
-            return np.broadcast_to(self._availability.chances(self._clients), (self._clients,))
+            return np.broadcast_to(self._availability.probabilities(self._clients), (self._clients,))
         given = self._availability.weights
         weights = self._sizes if given == "samples" else np.array(given)
-        return inclusion(weights, self._size)
+        return inclusion_probabilities(weights, self._size)
 
     @cached_property
     def weights(self) -> np.ndarray | None:
@@ -218,7 +218,7 @@ class Participants:
         stream = Stream(self._seed, "cohort", round=r, first=number)
         order = stream.permutation(clients)[0, 0]
         if isinstance(self._availability, Weighted):
-            return systematic(self.probabilities, order, stream.uniform()[0, 0])
+            return systematic_sample(self.probabilities, order, stream.uniform()[0, 0])
         if available is not None:
             is_available = np.zeros(clients, dtype=bool)
             is_available[available] = True

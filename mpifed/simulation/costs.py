@@ -33,7 +33,7 @@ from pydantic import Field, model_validator
 
 from mpifed.base.settings import Section
 from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
-from mpifed.core.algorithm import travels
+from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Layout
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
@@ -80,7 +80,7 @@ class Traffic:
 
     def __init__(self, shared: Layout, itemsize: int):
         self._layout, self._itemsize = shared, itemsize
-        self._counted = set(travels(shared.record))
+        self._counted = set(communicated_fields(shared.record))
         self.unsent: set[str] = set()
 
     def wrote(self, names: Iterable[str]) -> None:
@@ -97,7 +97,7 @@ class Traffic:
         sent = reads & self.unsent if full else reads
         if full:
             self.unsent -= sent
-        up = _elements(message, travels(message.record))
+        up = _elements(message, communicated_fields(message.record))
         return Volume(up * self._itemsize, _elements(self._layout, sent) * self._itemsize)
 
 

@@ -16,7 +16,7 @@ import torch
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.metrics import QUANTILES, VALIDATION, Details, of_split
+from mpifed.core.metrics import QUANTILES, VALIDATION, Details, split_metric_name
 from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
@@ -57,7 +57,7 @@ def evaluation_interval(config: SimulationSettings, scored: int) -> int:
     batch, method = config.oracle.batch_size, config.algorithm
     if config.run.eval_every or not batch:
         return config.run.eval_every or LEAST
-    cohort = config.participation.members(config.problem.clients)
+    cohort = config.participation.expected_reports(config.problem.clients)
     rows = cohort * local_steps(method) * method.calls_per_step * batch
     return max(LEAST, math.ceil(scored / (SCORED * SHARE * rows)))
 
@@ -228,7 +228,7 @@ class Evaluator:
 
 
 def _title(split: str, metric: str) -> str:
-    return metric if split == "test" else of_split(split, metric)
+    return metric if split == "test" else split_metric_name(split, metric)
 
 
 @torch.no_grad()
@@ -348,7 +348,7 @@ def client_summary(table: dict[str, np.ndarray], maximised: Collection[str]) -> 
 
 def _summary_names(metric: str) -> list[str]:
     suffixes = (*(f"q{percent}" for percent in QUANTILES), "worst")
-    return [of_split("client", f"{metric}_{suffix}") for suffix in suffixes]
+    return [split_metric_name("client", f"{metric}_{suffix}") for suffix in suffixes]
 
 
 def projections(problem: Problem) -> list[tuple[str, Callable]]:

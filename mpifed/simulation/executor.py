@@ -67,7 +67,7 @@ class Stage:
     Attributes:
         messages: the messages of a group in its first rows, ``[capacity, size]``.
         mean: the average message over the cohort, ``[size]``.
-        refreshed: the adaptive fields of ``shared`` that are updated after the stage.
+        updated_matrices: the adaptive fields of ``shared`` that are updated after the stage.
         number: position in the round, from 0.
         cohort: number of the cohort in the round.
         called: name of the client function for messages.
@@ -77,7 +77,7 @@ class Stage:
     messages: State
     mean: State
     reduction: Any
-    refreshed: tuple[str, ...] = ()
+    updated_matrices: tuple[str, ...] = ()
     number: int = 0
     cohort: int = 0
     filled: bool = False
@@ -125,9 +125,9 @@ class Executor:
         self._layout, self._views = within_round, {}
         self.calls = np.zeros(0, dtype=np.int64)
 
-    def begin(self, r: int) -> None:
+    def begin_round(self, r: int) -> None:
         """Begin round ``r``."""
-        self.sampler.begin(r)
+        self.sampler.begin_round(r)
         self._within_round, self._cohort = None, None
 
     def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
@@ -165,7 +165,7 @@ class Executor:
         # A single vectorised client is stepped with its copy, the next member of the sampler.
         rows = slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
         places = self.sampler.members[rows]
-        self.oracle.at(rows)
+        self.oracle.select_clients(rows)
         first, count = int(places[0]), len(places)
         contiguous = int(places[-1]) - first == count - 1
         if contiguous:

@@ -69,7 +69,7 @@ class FullData:
         with collective_errors(self.comm, ValueError):
             if self.problem.family == "composition":
                 raise ContractError(f"{name} is a composition: expected a minimax problem or an operator")
-            if self._sampler.draws:
+            if self._sampler.generates_samples:
                 raise ContractError(f"{name} generates its samples: expected a problem with client_data")
         self.clients, self.weights = rounds.hosted, rounds.coordinator.participants.base
         self._oracle = ORACLES[self.problem.family](self.problem, self._sampler, batched=False)
@@ -121,12 +121,12 @@ class FullData:
     @torch.no_grad()
     def stochastic(self, place: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
         """Return the client's gradient on sample ``number`` of ``round``, with the job's noise, ``[d]``."""
-        self._oracle.at(slice(place, place + 1))
+        self._oracle.select_clients(slice(place, place + 1))
         return self._evaluate(point, self._oracle.sample(number=number, round=round))
 
     def _chunks(self, place: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
         """Yield the client's rows in chunks, with each chunk's share of the rows."""
-        columns = next(self._sampler.each(slice(place, place + 1)))
+        columns = next(self._sampler.client_batches(slice(place, place + 1)))
         rows = len(columns[0]) if columns else 0
         if rows <= ROWS or not self._is_separable(place, columns, point):
             yield 1.0, columns
@@ -135,8 +135,8 @@ class FullData:
             yield min(ROWS, rows - start) / rows, tuple(column[start : start + ROWS] for column in columns)
 
     def _gradient(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
-        self._oracle.at(slice(place, place + 1))
-        return self._evaluate(point, Sample(alone=columns))
+        self._oracle.select_clients(slice(place, place + 1))
+        return self._evaluate(point, Sample(single=columns))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
         if isinstance(self._oracle, MinimaxOracle):

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from mpifed.base.errors import ContractError
 from mpifed.base.settings import Section
-from mpifed.core.oracle import MinimaxOracle, OperatorOracle, Pull
+from mpifed.core.oracle import MinimaxOracle, OperatorOracle, ProximalTerm
 from mpifed.core.problem import Problem
 from mpifed.core.records import Record, State, not_sent
 
@@ -80,8 +80,8 @@ class Regularizer:
         self._x = centres["x"]
         if regularize.y and not centres.get("y", torch.empty(0)).numel():
             raise ContractError("[regularize] y is the weight of a term in y, but the problem has no block y")
-        pulls = [Pull(0, 2 * regularize.x, self._x)] if regularize.x else []
-        oracle.pull(pulls + ([Pull(1, 2 * regularize.y, centres["y"])] if regularize.y else []))
+        terms = [ProximalTerm(0, 2 * regularize.x, self._x)] if regularize.x else []
+        oracle.add_terms(terms + ([ProximalTerm(1, 2 * regularize.y, centres["y"])] if regularize.y else []))
 
     def start(self, block: str, value: torch.Tensor) -> None:
         """Set the centre of a block to its starting point."""

@@ -15,7 +15,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
-from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
+from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
 from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import ORACLES
@@ -137,7 +137,7 @@ class Rounds:
 
     def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
         cohorts = np.cumsum([phase.new_cohort for phase in phases], dtype=int).tolist()
-        names, numbers = refreshed(self.config.algorithm, phases), range(len(phases))
+        names, numbers = updated_matrices(self.config.algorithm, phases), range(len(phases))
         return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers, cohorts)]
 
     def run(self, r: int, control: float = 0.0) -> float:
@@ -151,7 +151,7 @@ class Rounds:
         """
         began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
-        self.executor.begin(r - self.skipped)
+        self.executor.begin_round(r - self.skipped)
         cohort = number = None
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
@@ -203,7 +203,7 @@ class Rounds:
         _check_mean(self.transport.comm, r, stage, non_finite)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
-        matrices = self.coordinator.refresh(r, stage.mean, stage.refreshed)
+        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices)
         self._serve(stage, now)
         _check_shared(r, stage, shared)
         self._count(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])

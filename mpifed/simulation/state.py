@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 
 from mpifed.base.errors import ConfigError, ContractError
-from mpifed.base.memory import gib, host_memory
+from mpifed.base.memory import format_bytes, host_memory
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.records import Adaptive, Layout, Observed, Record, WithinRound, not_sent
 from mpifed.core.sampling import drawn_at_once
-from mpifed.core.streams import BYTES_A_DRAW
+from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import max_partial_sums
 from mpifed.simulation.compression import plan
@@ -52,13 +52,13 @@ class _Layouts(NamedTuple):
 def _layout(record: Record, method: Algorithm, problem: Problem) -> Layout:
     """Lay out a record; y is empty for a minimax method on a problem without y."""
     empty = {"y": 0} if problem.family == "minimax" and "y" not in problem.variables() else {}
-    return record.layout(problem.variables(), empty | problem.kinds(), getattr(method, "matrix", None))
+    return record.layout(problem.variables(), empty | problem.field_sizes(), getattr(method, "matrix", None))
 
 
 def _layouts(method: Algorithm, problem: Problem, regularize: Regularize | None) -> _Layouts:
-    within_round = method.client.of(WithinRound)
+    within_round = method.client.fields_of_type(WithinRound)
     client = {name: kind for name, kind in method.client.fields.items() if name not in within_round}
-    adaptive = method.shared.of(Adaptive)
+    adaptive = method.shared.fields_of_type(Adaptive)
     records = (
         with_centres(method.shared, problem, regularize),
         Record(**client),
@@ -127,7 +127,7 @@ class Allocation:
             if fields[block] not in (block, not_sent(block)):
                 raise ContractError(
                     f"{type(self._method).__name__}: the field {block!r} holds a block of {problem}, so it "
-                    f"must be of kind {block!r}, got {fields[block]!r}"
+                    f"must have the type {block!r}, got {fields[block]!r}"
                 )
 
 
@@ -151,7 +151,7 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
     sums = max_partial_sums(0, clients) - (config.run.reduction == "fused")
     steps = max(1, local_steps(method))
     noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
-    rows = drawn_at_once(members, group, steps, config.oracle.batch_size, ahead=True)
+    rows = drawn_at_once(members, group, steps, config.oracle.batch_size, several_rounds=True)
     records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
     filled = [0 if lone else message_rows(group, members, itemsize * size) for size in sizes]
     return {
@@ -159,7 +159,7 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
         "messages": itemsize * sum(size * (sums + count + 1) for size, count in zip(sizes, filled)),
         # In the first rounds, a copy shows whether client functions write to `shared`.
         "shared records": itemsize * (2 * layouts.shared.size + layouts.moments.size + output),
-        "samples": max(noise * BYTES_A_DRAW, rows * _ROW),  # noise and rows are not drawn at the same time
+        "samples": max(noise * BYTES_PER_DRAW, rows * _ROW),  # noise and rows are not drawn at the same time
     }
 
 
@@ -174,7 +174,8 @@ def expect_room(config: SimulationSettings, comm: SerialComm, device: torch.devi
     """
     problem = config.problem
     clients, members = (
-        -(-number // comm.size) for number in (problem.clients, config.participation.members(problem.clients))
+        -(-number // comm.size)
+        for number in (problem.clients, config.participation.expected_reports(problem.clients))
     )
     try:
         records = needs(config, as_family(problem, config.algorithm.family), clients, members)
@@ -207,15 +208,14 @@ def _expect(
     needed = ranks * sum(parts.values())
     if needed <= available:
         return
-    listed = ", ".join(
-        f"{gib(ranks * size)} for {name}" for name, size in parts.items() if 1000 * ranks * size >= needed
-    )
+    largest = {name: ranks * size for name, size in parts.items() if 1000 * ranks * size >= needed}
+    listed = ", ".join(f"{format_bytes(size)} for {name}" for name, size in largest.items())
     large = ", ".join(f"problem.{name} = {value:,}" for name, value in _sizes(problem))
     raise ConfigError(
-        f"{run} with {problem.clients:,} clients needs at least {gib(needed)} of memory with {ranks} "
-        f"rank{'s' * (ranks > 1)} on {where}, which has {gib(available)}: {listed}. Use more nodes with "
-        f"fewer clients per node, a smaller problem{f' ({large})' if large else ''}, or a smaller "
-        "oracle.batch_size"
+        f"{run} with {problem.clients:,} clients needs at least {format_bytes(needed)} of memory with "
+        f"{ranks} rank{'s' * (ranks > 1)} on {where}, which has {format_bytes(available)}: {listed}. Use "
+        f"more nodes with fewer clients per node, a smaller problem{f' ({large})' if large else ''}, or a "
+        "smaller oracle.batch_size"
     )
 
 

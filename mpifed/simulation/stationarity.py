@@ -34,7 +34,7 @@ from pydantic import Field
 
 from mpifed.base.errors import ConfigError, user_code_errors
 from mpifed.base.settings import Section
-from mpifed.core.numerics import Budget, Solved, maximise, solve_saddle
+from mpifed.core.numerics import Budget, Solution, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
 from mpifed.simulation.full_data import TAIL, FullData, noise_tail
 
@@ -87,13 +87,13 @@ class Functions:
         """Return ∇_x f and ∇_y f, ``[dx]`` and ``[dy]``."""
         return self.full.gradient(torch.cat([x, y])).split(self.sizes)
 
-    def best_response(self, x: torch.Tensor, y: torch.Tensor) -> Solved:
+    def best_response(self, x: torch.Tensor, y: torch.Tensor) -> Solution:
         """Return y*(x): in closed form if the problem has one and weights are uniform, else solved from y."""
         if not self.sizes[1]:
-            return Solved(y, 0.0)
+            return Solution(y, 0.0)
         exact = self._closed_form(x)
         if exact is not None:
-            return Solved(exact, self.residual(exact, self.gradients(x, exact)[1], 1.0))
+            return Solution(exact, self.residual(exact, self.gradients(x, exact)[1], 1.0))
         return maximise(lambda y: self.gradients(x, y)[1], y, self.budget, self._y)
 
     def _closed_form(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -113,7 +113,7 @@ class Functions:
         """Return ℓ ‖P_Y(y + slope / ℓ) - y‖."""
         return ell * float((self._project_y(y + slope / ell) - y).norm())
 
-    def smoothed_saddle(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, p: float) -> Solved:
+    def smoothed_saddle(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, p: float) -> Solution:
         """Return the saddle point (x, y) of f + (p/2)‖x - z‖², concatenated, from x and y; p > ℓ."""
 
         def field(point: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Functions:
         start = torch.cat([x, y])
         return solve_saddle(field, start, self.sizes[0], self.budget, project if constrained else None)
 
-    def smoothed_minimiser(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, p: float) -> Solved:
+    def smoothed_minimiser(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, p: float) -> Solution:
         """Return the minimiser over x of f(x, y) + (p/2)‖x - z‖², from x."""
         return maximise(lambda x: -self.gradients(x, y)[0] - p * (x - z), x, self.budget, self._x)
 

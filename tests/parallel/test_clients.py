@@ -19,7 +19,7 @@ from mpifed import Algorithm, Phase, Record, resume, run
 from mpifed.algorithms import CDMAADA, SAGDA, CODAPlus, LocalSGDA, LocalSGDAPlus
 from mpifed.core.compression import Message
 from mpifed.core.noise import Gaussian
-from mpifed.core.participation import Participation, inclusion
+from mpifed.core.participation import Participation, inclusion_probabilities
 from mpifed.core.records import within_round
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -110,7 +110,7 @@ def test_unbiased_averages_divide_by_the_inclusion_probability(comm, out, by, gr
     settings = settings | {"weights": "samples"}
     game = prepared()
     weights, grad = sizes(game), gradient_at(game, SEED, BATCH, NOISE)
-    chances = inclusion(weights.astype(float), 2) if chances is None else chances
+    chances = inclusion_probabilities(weights.astype(float), 2) if chances is None else chances
     drawn = Participants(Participation(**settings), SEED, game)
     path, _ = trace(job(out, participation=settings, group=group), comm)
     (x, y), wanted = start_of(game, SEED), []

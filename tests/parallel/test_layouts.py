@@ -15,7 +15,7 @@ from games import Game, configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA, LocalSGDA
-from mpifed.core.algorithm import refreshed
+from mpifed.core.algorithm import updated_matrices
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
@@ -224,7 +224,7 @@ def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
         counting.calls.clear()
         simulation.step()
         expected = Counter(
-            {call: sums}, bcast_=sum(map(bool, refreshed(simulation.config.algorithm, phases)))
+            {call: sums}, bcast_=sum(map(bool, updated_matrices(simulation.config.algorithm, phases)))
         )
         assert counting.calls == (expected if comm.size > 1 else Counter())
 

@@ -12,7 +12,7 @@ def test_small_steps_are_used_and_rounding_errors_ignored(dtype, small):
     matrix, eps = BarzilaiBorwein(rho=0.5), torch.finfo(dtype).eps
     x = torch.tensor([1.0, 2.0], dtype=dtype)
     seven = torch.tensor([7.0], dtype=dtype)
-    start = matrix.refer((0 * x, 0 * x, seven, torch.zeros_like(seven)), 3 * x, x)
+    start = matrix.set_reference((0 * x, 0 * x, seven, torch.zeros_like(seven)), 3 * x, x)
     _, A = matrix(start, 3 * (x * (1 + small)), x * (1 + small), 1)
     assert A.item() == pytest.approx(3.5, rel=20 * eps / small)
     moved = x * (1 + 4 * eps)

@@ -87,7 +87,7 @@ def gradients(way: Evaluation, batched: bool) -> torch.Tensor:
     fair.prepare(0)
     sampler = Sampler(fair, range(3), 0, 32, None, 0, torch.float32, "cpu")
     oracle = ORACLES["minimax"](fair, sampler, batched, way)
-    oracle.at(slice(0, 3) if batched else slice(1, 2))
+    oracle.select_clients(slice(0, 3) if batched else slice(1, 2))
     generator = torch.Generator().manual_seed(1)
     point = [torch.randn(size, generator=generator) for size in fair.variables().sizes.values()]
     return torch.cat(oracle.grad(*point, oracle.sample()), dim=1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.algorithms import ALGORITHMS, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.core.algorithm import travels
+from mpifed.core.algorithm import communicated_fields
 from mpifed.core.compression import COMPRESSIONS, QSGD, Message, TopK
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -156,7 +156,7 @@ def test_every_compression_with_every_method_on_a_problem_without_y(tmp_path, na
     simulation.step()
     assert torch.isfinite(simulation.point()).all()
     layouts = [stage.messages.layout for stage in simulation.rounds._stages]
-    spans = [layout.span(field) for layout in layouts for field in travels(layout.record)]
+    spans = [layout.span(field) for layout in layouts for field in communicated_fields(layout.record)]
     wanted = 3 * sum(message.compression.bytes(stop - start, 8) for start, stop in spans if stop > start)
     assert simulation.rounds.costs.bytes_up - before == wanted
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpifed
-from mpifed.core.sampling import Addressed, Dropping, Words, current_words, with_dropout_words
+from mpifed.core.sampling import AddressedBatch, DropoutMode, DropoutWords, current_words, with_dropout_words
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data import TEXTS, Texts
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -17,8 +17,8 @@ from mpifed.problems import DeepAUC
 KEY = key(7, "dropout")
 
 
-def words(number=3, round=5, client=2) -> Words:
-    return Words(KEY, torch.tensor([number, round, client]))
+def words(number=3, round=5, client=2) -> DropoutWords:
+    return DropoutWords(KEY, torch.tensor([number, round, client]))
 
 
 def test_words_agree_with_the_stream():
@@ -29,7 +29,7 @@ def test_words_agree_with_the_stream():
 
 def test_words_are_the_same_when_vectorised():
     addresses = torch.tensor([[3, 5, client] for client in range(4)])
-    together = torch.func.vmap(lambda address: Words(KEY, address).take(9))(addresses)
+    together = torch.func.vmap(lambda address: DropoutWords(KEY, address).take(9))(addresses)
     assert torch.equal(together, torch.stack([words(client=client).take(9) for client in range(4)]))
 
 
@@ -37,7 +37,7 @@ def test_words_are_the_same_when_vectorised():
 @pytest.mark.parametrize("layer", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
 def test_units_and_channels_are_dropped_and_the_rest_scaled(layer, p):
     shape = (40, 30, *{nn.Dropout1d: (4,), nn.Dropout2d: (2, 2), nn.Dropout3d: (2, 1, 2)}.get(layer, ()))
-    with Dropping(words()) as mode:
+    with DropoutMode(words()) as mode:
         value = layer(p)(torch.ones(shape))
     channels = value.reshape(1200, -1)
     assert (channels == channels[:, :1]).all() and mode.used == (p > 0)
@@ -50,7 +50,7 @@ def test_units_and_channels_are_dropped_and_the_rest_scaled(layer, p):
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.4), nn.FeatureAlphaDropout(0.4)])
 def test_alpha_dropout_keeps_mean_and_variance(layer):
     values = torch.from_numpy(generator(0, "values").standard_normal((400, 250)))
-    with Dropping(words()):
+    with DropoutMode(words()):
         dropped = layer(values)
     # 100,000 numbers: five standard deviations of their mean and of their variance, of fourth moment about 4.
     assert abs(float(dropped.mean())) < 0.016 and abs(float(dropped.var()) - 1) < 0.03
@@ -58,7 +58,7 @@ def test_alpha_dropout_keeps_mean_and_variance(layer):
 
 def test_in_place_and_without_training():
     values = torch.ones(6, 5)
-    with Dropping(words()) as mode:
+    with DropoutMode(words()) as mode:
         assert F.dropout(values, 0.5, training=False) is values and not mode.used
         assert F.dropout(values, 0.5, True, True) is values and {*values.flatten().tolist()} == {0.0, 2.0}
 
@@ -73,7 +73,7 @@ def test_attention_dropout(need_weights, causal):
     values = []
     for p in (1e-12, 0.5, 0.5):  # of the first, no word is small enough
         attention.dropout = p
-        with Dropping(words()) as mode:
+        with DropoutMode(words()) as mode:
             values.append(attention.train()(x, x, x, attn_mask=mask, need_weights=need_weights)[0])
         assert mode.used
     torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
@@ -88,12 +88,11 @@ def test_address_is_set_only_during_the_call():
     addressed = with_dropout_words(function, KEY)
     batch = (torch.ones(1),)
     assert addressed(0, batch) is None
-    assert (
-        addressed(0, Addressed(batch, torch.tensor([3, 5, 2]))).take(4).tolist() == words().take(4).tolist()
-    )
+    used = addressed(0, AddressedBatch(batch, torch.tensor([3, 5, 2])))
+    assert used.take(4).tolist() == words().take(4).tolist()
     assert current_words() is None
     with pytest.raises(AssertionError):
-        addressed(0, Addressed((torch.zeros(1),), torch.tensor([3, 5, 2])))
+        addressed(0, AddressedBatch((torch.zeros(1),), torch.tensor([3, 5, 2])))
     assert current_words() is None
 
 
@@ -152,7 +151,7 @@ def test_evaluations_have_no_dropout():
     )
     for one in (problem, none):
         one.prepare(0)
-    assert problem.model.drops and not none.model.drops
+    assert problem.model.has_dropout and not none.model.has_dropout
     x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"].float())
     y, rows = {"alpha": torch.zeros(1)}, slice(0, 20)
     assert torch.equal(problem.predict(x, y, rows), none.predict(x, y, rows))

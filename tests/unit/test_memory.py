@@ -18,7 +18,7 @@ from mpifed.base.settings import build
 from mpifed.cli.check import check_class
 from mpifed.cli.main import cli
 from mpifed.core import sampling
-from mpifed.core.streams import BYTES_A_DRAW
+from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
 from mpifed.simulation import state
@@ -92,7 +92,7 @@ def test_residuals_match_the_estimate(compression, feedback):
 @pytest.mark.parametrize("group", [1, 3, "all"])
 def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
     """Nine clients with three steps per round, and eight elements of noise and five rows per sample."""
-    monkeypatch.setattr(sampling, "DRAWN", drawn)
+    monkeypatch.setattr(sampling, "MAX_DRAWN", drawn)
     made, plain = {}, sampling.Stream
 
     def noted(seed, purpose, clients, round, count, first):
@@ -107,7 +107,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
     monkeypatch.setattr(sampling, "Stream", noted)
     for _ in range(3):  # the first round does not know the number of samples
         simulation.step()
-    taken = max(8 * made["noise"] * BYTES_A_DRAW, 5 * made["sample"] * state._ROW)
+    taken = max(8 * made["noise"] * BYTES_PER_DRAW, 5 * made["sample"] * state._ROW)
     # The last samples of a client may be drawn together with those of further clients.
     assert 0.5 * taken <= needs(config, of, 9, 9)["samples"] <= taken
 

@@ -11,7 +11,7 @@ from games import Game, configuration
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import build
-from mpifed.core.algorithm import travels
+from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Stored
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.executor import Observer
@@ -52,7 +52,7 @@ class Comparing(Observer):
         if self.simulation.round < ROUNDS:
             return
         record, shared, served = stage.mean.layout.record, self.simulation.shared, stage.phase.server
-        for name in travels(record):
+        for name in communicated_fields(record):
             if name not in shared:
                 continue
             assert not isinstance(record.fields[name], Stored), (

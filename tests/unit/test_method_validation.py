@@ -136,12 +136,12 @@ DECLARED = [
     (dict(message=Record()), "Bad: phase 'round' needs a message, a Record with a field, got Record()"),
     (
         dict(client=Record(c=not_sent("x"))),
-        "Bad: client.c cannot be NotSent(kind='x'): client state is never",
+        "Bad: client.c cannot be NotSent(type='x'): client state is never",
     ),
     (dict(client=Record(A=adaptive("x", of="x"))), "Bad: client.A cannot be Adaptive(block='x', of='x')"),
     (
         dict(shared=Record(x="x", y="y", c=within_round("x"))),
-        "Bad: shared.c cannot be WithinRound(kind='x'): within_round()",
+        "Bad: shared.c cannot be WithinRound(type='x'): within_round()",
     ),
     (
         dict(message=Record(x="x", y=within_round("y"))),
@@ -341,13 +341,13 @@ RECORDS = [
     ),
     (
         dict(shared=Record(x="y", y="y"), averages={}),
-        "Bad: the field 'x' holds a block of Game, so it must be of kind 'x'",
+        "Bad: the field 'x' holds a block of Game, so it must have the type 'x'",
     ),
     (
         dict(shared=Record(y="y"), client=Record(x=within_round("x")), message=Record(y="y")),
-        "it must be of kind 'x', got WithinRound",
+        "it must have the type 'x', got WithinRound",
     ),
-    (dict(client=Record(u="u")), "field 'u' is of kind 'u'; this problem has scalar, x, y"),
+    (dict(client=Record(u="u")), "field 'u' has the type 'u': expected one of scalar, x, y"),
 ]
 
 
@@ -386,27 +386,33 @@ CLIENT_ERRORS = [
     (assign("shared", "x", 1.0), "changed shared.x: a client function reads `shared` and never writes"),
     (
         lambda s, c, m, o: (o.sample(), o.sample(number=0)),
-        "a round either counts its samples, oracle.sample(), or numbers them, oracle.sample(number=k)",
+        "the samples of a round are either counted, oracle.sample(), or numbered, oracle.sample(number=k)",
     ),
-    (lambda s, c, m, o: o.sample(size=0), "oracle.sample(size=0): expected at least 1 row"),
+    (lambda s, c, m, o: o.sample(size=0), "oracle.sample(size=0): expected an integer >= 1"),
     (
         lambda s, c, m, o: o.sample(size=2.5),
-        "oracle.sample(size=2.5): expected at least 1 row, a whole number",
+        "oracle.sample(size=2.5): expected an integer >= 1, the number of rows",
     ),
-    (lambda s, c, m, o: o.sample(number=-1), "oracle.sample(number=-1): expected a whole number from 0"),
-    (lambda s, c, m, o: o.sample(round=1), "oracle.sample(round=1) needs a number"),
+    (lambda s, c, m, o: o.sample(number=-1), "oracle.sample(number=-1): expected an integer >= 0"),
+    (
+        lambda s, c, m, o: o.sample(round=1),
+        "oracle.sample(round=1): expected the number of a sample of that round",
+    ),
     (lambda s, c, m, o: o.sample(of="h"), "oracle.sample(of='h'): expected 'g' or 'f'"),
     (
         lambda s, c, m, o: o.grad(s.x, o.sample()),
-        "oracle.grad(x, y, xi) on a problem with the blocks x, y, got",
+        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got",
     ),
-    (lambda s, c, m, o: o.grad(s.x, s.y), "oracle.grad(x, y, xi) on a problem with the blocks x, y, got"),
+    (
+        lambda s, c, m, o: o.grad(s.x, s.y),
+        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got",
+    ),
     (
         lambda s, c, m, o: o.grad(s.x),
-        "oracle.grad(x, y, xi) on a problem with the blocks x, y, got grad(Tensor)",
+        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got oracle.grad(Tensor)",
     ),
-    (lambda s, c, m, o: next(o.steps(-1)), "oracle.steps(tau): expected whole numbers from 0, got -1"),
-    (lambda s, c, m, o: next(o.steps(2.7)), "oracle.steps(tau): expected whole numbers from 0, got 2.7"),
+    (lambda s, c, m, o: next(o.steps(-1)), "oracle.steps(tau): expected integers >= 0, got -1"),
+    (lambda s, c, m, o: next(o.steps(2.7)), "oracle.steps(tau): expected integers >= 0, got 2.7"),
     (
         lambda s, c, m, o: next(o.steps([1] * 7)),
         "oracle.steps(tau): expected one number or [C], one per client",
@@ -415,7 +421,7 @@ CLIENT_ERRORS = [
     (lambda s, c, m, o: o.operator(s.x, o.sample()), "'MinimaxOracle' object has no attribute 'operator'"),
     (
         lambda s, c, m, o: o.grad(s.x, s.y, o.sample),
-        "on a problem with the blocks x, y, got grad(Tensor, Tensor, method)",
+        "for a problem with the blocks x, y, got oracle.grad(Tensor, Tensor, method)",
     ),
     (lambda s, c, m, o: 1 / 0, "ZeroDivisionError: division by zero"),
     (lambda s, c, m, o: endless(0), "RecursionError: maximum recursion depth exceeded"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.algorithms import FGDA, LSGD, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.core.participation import Markov, Participation, inclusion, read_trace
+from mpifed.core.participation import Markov, Participation, inclusion_probabilities, read_trace
 from mpifed.core.streams import Stream
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.coordinator import Participants
@@ -76,7 +76,7 @@ def test_cohort_is_sampled_from_available_clients():
 @given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=9), data=st.data())
 def test_inclusion_probabilities_by_their_definition(weights, data):
     size = data.draw(st.integers(1, len(weights)))
-    chances, weights = inclusion(np.array(weights), size), np.array(weights)
+    chances, weights = inclusion_probabilities(np.array(weights), size), np.array(weights)
     np.testing.assert_allclose(chances.sum(), size, rtol=1e-12)  # N additions
     assert ((chances > 0) & (chances <= 1)).all()
     free = chances < 1
@@ -92,7 +92,7 @@ def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size
     cohorts = selected(rounds=3000, cohort=size, availability={"name": "weighted", "weights": weights})
     assert all(len(set(one)) == size for one in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
-    within(counts, inclusion(np.array(weights), size), 3000)
+    within(counts, inclusion_probabilities(np.array(weights), size), 3000)
 
 
 def test_weights_by_number_of_samples():
@@ -353,8 +353,8 @@ def test_methods_for_full_participation_refuse_partial_participation(settings):
 def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     """It is the sum of memory that refuses it."""
     settings = Participation(availability=law, dropout=0.1)
-    settings.expect(10**15)
-    assert settings.members(10**15) > 10**14 and settings.partial(10**15)
+    settings.validate_clients(10**15)
+    assert settings.expected_reports(10**15) > 10**14 and settings.partial_setting(10**15)
     Participants(settings, SEED, Game(clients=10**15))
 
 
@@ -371,4 +371,4 @@ def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     ],
 )
 def test_expected_number_of_reporting_clients(settings, members):
-    assert Participation(**settings).members(10) == members
+    assert Participation(**settings).expected_reports(10) == members

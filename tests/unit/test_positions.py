@@ -12,7 +12,7 @@ from torch import nn
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg
-from mpifed.core.autodiff import ELEMENTWISE, mapped, over_clients
+from mpifed.core.autodiff import ELEMENTWISE, position_independent, vectorised
 from mpifed.parallel import devices
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.client_batching import POSITION
@@ -77,8 +77,8 @@ def test_functions_do_not_depend_on_the_position(name, dtype):
     def total(*one):
         return function(*one).double().sum()
 
-    assert different_parts(mapped(total), *arguments) == []
-    analytic = over_clients(lambda *rows: function(*rows))  # with the client axis
+    assert different_parts(vectorised(total), *arguments) == []
+    analytic = position_independent(lambda *rows: function(*rows))  # with the client axis
     if name not in ("glu", "bce", "weighted bce", "transposed"):
         assert different_parts(analytic, *arguments) == []
 
@@ -89,7 +89,7 @@ def test_padding_changes_no_value(name):
     values = (numbers(64, dtype=torch.float32).abs() / 4 + 0.1).clamp(max=0.9)
     arguments = (values, values.flip(0)) if name in TWO else (values,)
     expected = FUNCTIONS[name](*arguments)
-    padded = over_clients(FUNCTIONS[name])(*(argument[:37] for argument in arguments))
+    padded = position_independent(FUNCTIONS[name])(*(argument[:37] for argument in arguments))
     assert torch.equal(padded, expected[:37])
 
 
@@ -98,14 +98,14 @@ def test_the_sigmoid_equals_that_of_torch(dtype):
     """To |v| + 1 units in the last place: log σ(v) is about v, and its rounding error that of σ(v)."""
     values = torch.linspace(-80, 80, 4001, dtype=dtype)
     values.requires_grad_()
-    ours, theirs = over_clients(torch.sigmoid)(values), torch.sigmoid(values)
+    ours, theirs = position_independent(torch.sigmoid)(values), torch.sigmoid(values)
     allowed = (values.abs() + 1) * torch.finfo(dtype).eps
     assert ((ours - theirs).abs() <= allowed * theirs).all()
     slopes = [torch.autograd.grad(value.sum(), values, retain_graph=True)[0] for value in (ours, theirs)]
     # 1 - σ(v) of torch loses all digits if σ(v) is almost 1.
     assert ((slopes[0] - slopes[1]).abs() <= 2 * allowed * theirs).all()
     torch.testing.assert_close(
-        torch.func.jacfwd(over_clients(torch.sigmoid))(values.detach()).diag(), slopes[0].detach()
+        torch.func.jacfwd(position_independent(torch.sigmoid))(values.detach()).diag(), slopes[0].detach()
     )
 
 
@@ -113,9 +113,9 @@ def test_in_place_functions_write_in_place():
     values = numbers(5, dtype=torch.float32)
     expected = F.elu(values)
     kept = values.clone()
-    assert over_clients(lambda x: F.elu(x, inplace=True))(kept) is kept
+    assert position_independent(lambda x: F.elu(x, inplace=True))(kept) is kept
     torch.testing.assert_close(kept, expected)
-    torch.testing.assert_close(over_clients(lambda x: x.sigmoid_())(values.clone()), values.sigmoid())
+    torch.testing.assert_close(position_independent(lambda x: x.sigmoid_())(values.clone()), values.sigmoid())
 
 
 ACTIVATIONS = {
@@ -187,7 +187,7 @@ def test_networks_of_odd_sizes_do_not_depend_on_the_position(name, dtype):
                 *weights, x, y = arguments
                 return loss(torch.func.functional_call(network, dict(zip(names, weights)), (x,)), y)
 
-            assert different_parts(mapped(evaluated), *points, samples, labels) == []
+            assert different_parts(vectorised(evaluated), *points, samples, labels) == []
 
 
 @pytest.mark.parametrize("capability", ["avx2", "default"])

@@ -80,7 +80,7 @@ def test_error_messages_list_the_fields():
         _ = state.z
     with pytest.raises(AttributeError, match="no field 'z'; it has x, y"):
         state.z = 1
-    with pytest.raises(ValueError, match="field 'q' is of kind 'u'; this problem has scalar, x, y"):
+    with pytest.raises(ValueError, match="field 'q' has the type 'u': expected one of scalar, x, y"):
         Record(q="u").layout(BLOCKS)
     with pytest.raises(ContractError, match=r"field 'x': expected the shape \[8\], got \[5\]"):
         state.x = torch.zeros(5, dtype=torch.float64)

@@ -17,7 +17,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core import autodiff, sampling
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
-from mpifed.core.sampling import Sampler, load_clients
+from mpifed.core.sampling import Sampler, load_client_data
 from mpifed.core.streams import Stream, generator
 from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
 
@@ -53,9 +53,9 @@ class Own(Rows):
 def sampler_of(problem=None, noise=None):
     problem = problem or Rows()
     made = Sampler(problem, range(CLIENTS), 0, BATCH, noise, WIDTH, torch.float64, torch.device("cpu"))
-    made.begin(3)
+    made.begin_round(3)
     made.select_members(np.arange(CLIENTS))
-    made.select_by("counted")
+    made.expect_selection("counted")
     return made
 
 
@@ -66,8 +66,8 @@ def ask(sampler, k, rows):
 @pytest.fixture(params=["all at once", "one by one"])
 def limits(request, monkeypatch):
     if request.param == "one by one":
-        monkeypatch.setattr(sampling, "DRAWN", 1)
-        monkeypatch.setattr(sampling, "GATHERED", {"cpu": 1})
+        monkeypatch.setattr(sampling, "MAX_DRAWN", 1)
+        monkeypatch.setattr(sampling, "MAX_GATHERED", {"cpu": 1})
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, CLIENTS])
@@ -98,15 +98,15 @@ def test_generated_samples_depend_only_on_their_addresses(limits):
             np.testing.assert_array_equal(sampler.normal(k, rows, 6).numpy(), normal)
 
 
-@pytest.mark.parametrize("few", [1, 100, sampling.FEW])
+@pytest.mark.parametrize("few", [1, 100, sampling.MIN_DRAWN])
 def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
     """Whoever takes part, and back to an earlier round."""
-    monkeypatch.setattr(sampling, "FEW", few)
+    monkeypatch.setattr(sampling, "MIN_DRAWN", few)
     everyone, some = np.arange(CLIENTS), np.array([1, 4, 5])
     sampler = sampler_of(noise=Gaussian(0.5))
     rounds = [(r, members) for r, members in zip(range(1, 9), [everyone, everyone, some, some] * 2)]
     for r, members in [*rounds, (2, everyone), (10**6, everyone)]:
-        sampler.begin(r)
+        sampler.begin_round(r)
         sampler.select_members(members)
         for k in range(3):
             found = ask(sampler, k, slice(0, len(members)))
@@ -120,7 +120,7 @@ def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
     asked, plain, sampler = [], sampling.Stream, sampler_of()
     monkeypatch.setattr(sampling, "Stream", lambda *address: asked.append(address) or plain(*address))
     for r in range(3, 40):
-        sampler.begin(r)
+        sampler.begin_round(r)
         sampler.select_members(np.arange(CLIENTS))
         ask(sampler, 0, slice(0, CLIENTS))
     assert len(asked) == 1
@@ -138,7 +138,7 @@ def test_clients_at_different_sample_numbers(limits):
 def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
     sampler, counts = sampler_of(), []
     sampler.numbers[:] = 5
-    sampler.begin(4)
+    sampler.begin_round(4)
     sampler.select_members(np.arange(CLIENTS))
     monkeypatch.setattr(sampling, "Stream", lambda *address: counts.append(address[4]) or Stream(*address))
     for first in range(CLIENTS):
@@ -181,7 +181,7 @@ class Network(Minimisation):
 def gradients_of(problem, dtype, group, rows):
     """Of the first ``rows`` clients, each at its own point."""
     sampler = Sampler(problem, range(problem.clients), 0, BATCH, None, 0, dtype, torch.device("cpu"))
-    sampler.begin(1)
+    sampler.begin_round(1)
     sampler.select_members(np.arange(problem.clients))
     oracle, size = ORACLES["minimax"](problem, sampler, group > 1), problem.variables().sizes["x"]
     points = torch.stack(
@@ -189,7 +189,7 @@ def gradients_of(problem, dtype, group, rows):
     ).to(dtype)
     found = []
     for first in range(0, rows, group):
-        oracle.at(slice(first, first + group))
+        oracle.select_clients(slice(first, first + group))
         found.append(oracle.grad(points[first : first + group] / 10, oracle.sample()))
     return torch.cat(found)
 
@@ -229,7 +229,7 @@ def test_gradients_are_not_overwritten(monkeypatch, large, batched):
     monkeypatch.setattr(autodiff, "LARGE", large)
     sampler = sampler_of()
     oracle = ORACLES["minimax"](Rows(), sampler, batched)
-    oracle.at(slice(0, 2 if batched else 1))
+    oracle.select_clients(slice(0, 2 if batched else 1))
     xi, x = oracle.sample(), torch.ones(WIDTH, dtype=torch.float64)
     old = oracle.grad(x, xi)
     kept, batch = old.clone(), xi.batch[0].clone()
@@ -247,7 +247,7 @@ def test_unused_parameter_has_zero_gradient(monkeypatch):
     for large, batched in ((0, False), (2**40, False), (0, True)):
         monkeypatch.setattr(autodiff, "LARGE", large)
         oracle = ORACLES["minimax"](problem, sampler_of(problem), batched)
-        oracle.at(slice(0, 1 + batched))
+        oracle.select_clients(slice(0, 1 + batched))
         gradient = oracle.grad(x, oracle.sample())
         assert gradient[0, :WIDTH].all() and gradient[:, WIDTH:].tolist() == [[0.0, 0.0]] * (1 + batched)
 
@@ -311,7 +311,7 @@ SIZES = (5, 11, 2, 40, 1, 7)
 )
 def test_data_are_contiguous_and_loaded_once(kind, told, types):
     problem = kind(SIZES, told, types)
-    data, sizes = load_clients(problem, np.arange(6), torch.as_tensor)
+    data, sizes = load_client_data(problem, np.arange(6), torch.as_tensor)
     expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
     assert problem.calls == 12 and sizes.tolist() == list(SIZES)
     assert data[0].dtype == expected.dtype and torch.equal(data[0], expected)
@@ -321,7 +321,7 @@ def test_data_are_contiguous_and_loaded_once(kind, told, types):
 def test_loading_does_not_copy_all_data(kind):
     """Beside the one that is filled, the data of a client and of the one before it."""
     problem = kind((1000,) * 50)
-    (data,), _ = load_clients(problem, np.arange(50), torch.as_tensor)
+    (data,), _ = load_client_data(problem, np.arange(50), torch.as_tensor)
     assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000
 
 
@@ -333,4 +333,4 @@ def test_clients_with_different_columns_are_refused():
     with pytest.raises(
         ContractError, match=r"Odd: client_data\(3\) has columns with rows of shape \[\[2\], \[\]\]"
     ):
-        load_clients(Odd(), np.arange(CLIENTS), torch.as_tensor)
+        load_client_data(Odd(), np.arange(CLIENTS), torch.as_tensor)

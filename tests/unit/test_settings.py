@@ -76,7 +76,7 @@ def test_matrices_dominate_rho(name, values, refreshes):
     w = torch.tensor(values, dtype=torch.float64)
     kinds = {"x": 3, "scalar": 1}
     moments = tuple(torch.zeros(kinds[kind], dtype=torch.float64) for kind in matrix.fields("x"))
-    moments = matrix.refer(moments, w, w)
+    moments = matrix.set_reference(moments, w, w)
     for step in range(refreshes):
         moments, A = matrix(moments, w * step, w + step, 1 + step)
         assert A.shape == (kinds[matrix.shape("x")],)
@@ -144,7 +144,7 @@ def test_barzilai_borwein_measures_curvature():
     matrix = BarzilaiBorwein(rho=0.5)
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     zeros = torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(1)
-    moments = matrix.refer(zeros, 3 * x, x)
+    moments = matrix.set_reference(zeros, 3 * x, x)
     moments, A = matrix(moments, 3 * x, x, 1)
     assert A.item() == 0.5
     moments, A = matrix(moments, 6 * x, 2 * x, 2)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mpifed.core.numerics import FEW, Budget, maximise, solve_saddle
+from mpifed.core.numerics import NEWTON_VARIABLES, Budget, maximise, solve_saddle
 from mpifed.core.sets import Ball, Box, Simplex
 
 EXACT = Budget(1e-10, 2000)
@@ -29,7 +29,7 @@ class Counted:
         return self.field(point)
 
 
-@pytest.mark.parametrize("d", [1, 5, FEW])
+@pytest.mark.parametrize("d", [1, 5, NEWTON_VARIABLES])
 def test_quadratic_needs_one_jacobian(d):
     """d + 1 gradients for the Jacobian, and two or three steps against the rounding of its differences."""
     H, b = quadratic(d)
@@ -46,7 +46,7 @@ def test_flat_directions_are_not_changed():
 
 
 def test_many_variables_by_ascent():
-    d = 2 * FEW
+    d = 2 * NEWTON_VARIABLES
     H, b = quadratic(d)
     solved = maximise(lambda y: b - H @ y, torch.zeros(d).double(), EXACT)
     torch.testing.assert_close(solved.point, torch.linalg.solve(H, b), rtol=1e-8, atol=1e-9)
@@ -79,9 +79,9 @@ def test_minimum_is_not_accepted_as_maximum():
 
 
 def test_residual_is_returned_when_the_budget_is_spent():
-    H, b = quadratic(2 * FEW)
+    H, b = quadratic(2 * NEWTON_VARIABLES)
     field = Counted(lambda y: b - H @ y)
-    solved = maximise(field, torch.zeros(2 * FEW).double(), Budget(1e-10, 20))
+    solved = maximise(field, torch.zeros(2 * NEWTON_VARIABLES).double(), Budget(1e-10, 20))
     assert field.calls <= 20 and solved.residual > 1e-3
     assert solved.residual == pytest.approx(float((b - H @ solved.point).norm()))
 
@@ -101,7 +101,9 @@ def saddle(dx: int, dy: int):
     return lambda z: J @ z + shift, torch.linalg.solve(J, -shift)
 
 
-@pytest.mark.parametrize("dx, dy", [(3, 2), (FEW + 8, FEW + 8)], ids=["newton", "extragradient"])
+@pytest.mark.parametrize(
+    "dx, dy", [(3, 2), (NEWTON_VARIABLES + 8, NEWTON_VARIABLES + 8)], ids=["newton", "extragradient"]
+)
 def test_a_saddle(dx, dy):
     field, zero = saddle(dx, dy)
     solved = solve_saddle(field, torch.ones(dx + dy).double(), dx, EXACT)

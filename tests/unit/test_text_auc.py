@@ -191,7 +191,7 @@ def test_gradients_by_central_differences():
     x, y = point(problem)
     sampler = Sampler(problem, [0, 1], 0, 4, None, 0, torch.float64, "cpu")
     oracle = MinimaxOracle(problem, sampler, True)
-    oracle.at(slice(0, 2))
+    oracle.select_clients(slice(0, 2))
     xi, h, blocks = oracle.sample(number=0), 1e-6, problem.variables()
     gx, gy = oracle.grad(x, y, xi)
     for k in range(2):

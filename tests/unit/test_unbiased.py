@@ -13,7 +13,7 @@ from games import configuration
 from mpifed import Algorithm, Blocks, Config, Record
 from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, FedNormSGDA, FedNormSGDAPlus, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.core.participation import Participation, systematic
+from mpifed.core.participation import Participation, systematic_sample
 from mpifed.core.problem import Minimisation
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -102,7 +102,7 @@ def chances_of_cohorts(law: str, chances: np.ndarray) -> dict[tuple[int, ...], f
     for order in orders:  # the cohort changes where a point crosses the end of an interval
         edges = sorted({0.0, 1.0, *(np.cumsum(chances[order]) % 1)})
         for left, right in itertools.pairwise(edges):
-            members = tuple(systematic(chances, order, (left + right) / 2).tolist())
+            members = tuple(systematic_sample(chances, order, (left + right) / 2).tolist())
             found[members] = found.get(members, 0.0) + (right - left) / len(orders)
     return found
 
