@@ -197,6 +197,7 @@ def _paid(setting: Setting, rule: Rule) -> dict[str, dict[int, float]]:
 
 
 def _tuned(setting: Setting, search: Tuning) -> str:
-    (space,) = {study.method: study.space for study in search.studies if study.space.name == setting.name}.values()
+    studies = [study for study in search.studies if study.space.name == setting.name]
+    (space,) = {study.method: study.space for study in studies}.values()
     values = {key: setting.settings.get(f"algorithm.{key}") for key in space.open}
     return ", ".join(f"{key} = {value}" for key, value in values.items() if value is not None)
