@@ -1,7 +1,6 @@
 """A run whose network starts from a file of weights."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ import mpifed
 from mpifed.base.settings import build
 from mpifed.cli.main import cli
 from mpifed.config.grids import variants
-from mpifed.core.problem import with_network_weights
-from mpifed.core.records import Blocks
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
 from mpifed.simulation.simulation import Simulation
@@ -248,17 +245,3 @@ def test_module_object_cannot_be_loaded_in_another_process(tmp_path):
     assert torch.equal(first[1].weight, again[1].weight) and not torch.equal(first[1].weight, net[1].weight)
     with pytest.raises(mpifed.ConfigError, match="cannot be imported again|given as an object"):
         mpifed.load(tmp_path / "run").model()
-
-
-def test_weights_replace_only_the_parameters_of_the_network():
-    """To the last bit, whatever the start's type; the start that a problem has given stays as it is."""
-    problem = SimpleNamespace(
-        network=("w",), variables=lambda: Blocks(x={"v": (1,), "w": (2,)}, y={"u": (1,)})
-    )
-    weights = {"w": torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)}
-    for dtype in (torch.float32, torch.float64):
-        start = {"x": torch.tensor([[7.0, 8.0, 9.0]], dtype=dtype), "y": torch.tensor([5.0], dtype=dtype)}
-        point = with_network_weights(problem, start, weights)
-        assert point["x"].dtype == torch.float64 and point["x"].tolist() == [7.0, 1 / 3, 2 / 3]
-        assert point["y"] is start["y"] and start["x"].tolist() == [[7.0, 8.0, 9.0]]
-    assert with_network_weights(problem, {}, weights)["x"].tolist() == [0.0, 1 / 3, 2 / 3]

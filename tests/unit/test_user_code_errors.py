@@ -68,6 +68,7 @@ class Method(Algorithm):
 class Problem(Minimisation):
     clients: int = 4
     test_rows: int = 600
+    calls = 0
 
     def prepare(self, seed, data_dir=None):
         wrong("prepare")
@@ -85,7 +86,8 @@ class Problem(Minimisation):
         return (torch.ones(5, 3) + client,)
 
     def loss(self, x, batch):
-        wrong("loss")
+        Problem.calls += 1
+        wrong("late loss" if Problem.calls > 9 else "loss")
         return ((batch[0] @ x["w"] - 1) ** 2).mean()
 
     def predict(self, x, rows):
@@ -100,7 +102,7 @@ JOB = """
 rounds = 3
 algorithm = "{folder}/faulty.py:Method"
 problem = "{folder}/faulty.py:Problem"
-run = {{ progress = false, watchdog = 0, out = "{folder}/run" }}
+run = {{ progress = false, watchdog = 0, checkpoint_every = 1, out = "{folder}/run" }}
 """
 
 
@@ -175,16 +177,25 @@ def test_every_function(fault, words, job, run):
 
 
 @pytest.mark.parametrize(
-    "fault, ranks", [("client", "1"), ("server", "01"), ("prepare", "1"), ("client_data of 3", "1"),
-                     ("initialize", "1"), ("matrix", "0"), ("metrics", "0"), ("predict", "1")]
+    "fault, ranks", [("client", "1"), ("client", "01"), ("server", "01"), ("prepare", "1"),
+                     ("client_data of 3", "1"), ("initialize", "1"), ("matrix", "0"), ("metrics", "0"),
+                     ("predict", "1")]
 )  # fmt: skip
 def test_some_ranks(fault, ranks, job):
-    """The other ranks wait in a collective, but the job ends, and the message is printed once."""
-    code, output = launch(2, ["-m", "mpifed", "run", job(fault, ranks), "--no-report"], limit=60)
-    words = PLACES[fault].replace("client 0", "client 2")
+    """The other ranks wait in a collective, but the job ends, and the first rank that fails reports it."""
+    code, output = launch(2, ["-m", "mpifed", "run", job(fault, ranks), "--no-report"], limit=120)
+    words = PLACES[fault] if "0" in ranks else PLACES[fault].replace("client 0", "client 2")
     assert code == 2, output
     assert f"{words}ZeroDivisionError: on purpose" in output and "Traceback" not in output, output
     assert output.count("# in the user's file") == 1, output
+
+
+def test_an_error_in_a_later_round_keeps_earlier_checkpoints(job, run):
+    path = job("late loss")
+    code, screen = run(path)
+    assert code == 2 and is_reported(screen, "Method.client_round failed in round 2 for client 0: "), screen
+    assert "in round 2, client 0, phase 'round'" in screen
+    assert (path.parent / "run" / "checkpoint-00000001.h5").exists()
 
 
 def test_an_invalid_method(job, run):

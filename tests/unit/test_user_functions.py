@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from mpifed import Config
 from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
-from mpifed.cli.main import cli
 from mpifed.data import DataError
 from mpifed.problems import Classification, DeepAUC, FairClassification, RobustRegression, TextAUC
 
@@ -229,26 +227,6 @@ def test_unknown_data_sets():
     with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
         TextAUC(dataset="digits")
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
-
-
-def test_a_run_cannot_be_resumed_with_other_samples_or_another_source(file):
-    def run(rounds):
-        words = ["run", "job.toml", f"rounds={rounds}"]
-        return str(CliRunner().invoke(cli, words, standalone_mode=False).exception or "")
-
-    samples = file.with_name("samples.txt")
-    samples.write_text("0")
-    file.write_text(FILE.replace("shift=0):", "shift=0):\n    shift = float(np.loadtxt('samples.txt'))"))
-    file.with_name("job.toml").write_text(
-        'run.out = "run"\nrun.checkpoint_every = 1\nalgorithm = { name = "FedAvg", K = 2, eta = 0.1 }\n'
-        'problem = { name = "Classification", dataset = "./data.py:load", clients = 2 }\n'
-    )
-    assert run(1) == ""
-    samples.write_text("1")
-    assert "data file data.py:load has changed since the checkpoint" in run(2)
-    samples.write_text("0")
-    file.write_text(file.read_text() + "\n# another\n")
-    assert "the source of problem.dataset" in run(2)
 
 
 def test_a_function_passed_in_python_is_named():
