@@ -207,9 +207,3 @@ def test_ranks_and_a_resumption_do_not_change_the_times(job, tmp_path):
 def test_invalid_settings(job, change, error):
     with pytest.raises(ConfigError, match=error):
         Config.load(job, [change])
-
-
-def test_the_settings_are_stored(job):
-    config = Config.load(job, RANDOM)
-    assert Config.from_table(config.table()).clock == config.clock
-    assert config.clock.timeout == 5.0

@@ -18,7 +18,6 @@ from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.labels import Labels, setting_cells
 from mpifed.report.latex import table
 from mpifed.report.page import page
-from mpifed.report.report import Paper, report
 from mpifed.report.statistics import Finite, Spread, ranking_key
 from mpifed.report.tables import cell, paired_rows, setting_rows, to_csv
 from mpifed.storage.results import find_runs, load
@@ -156,10 +155,3 @@ def test_the_page_has_medians_and_seeds(settings):
     assert ends == [(1, False), (2, False), (4, False), (5, False), (1000, True)]
     assert len(none["seeds"]) == 5
     assert "Four (4 of 5 finite)" in text and "median 3 (1 to 5), 4 of 5 finite" in text
-
-
-def test_a_report_and_a_figure_for_a_paper(runs, tmp_path, capsys):
-    paper = Paper(tmp_path / "fig.pdf", tmp_path / "t.tex")
-    assert len(report([runs], tmp_path / "out", Rule(), paper)) == 7
-    assert "4 of 5 finite" in (tmp_path / "out/table.txt").read_text()
-    assert "4 of 5 finite" in capsys.readouterr().out

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from pathlib import Path
 
 import h5py
-import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from runfiles import decay, write
+from runfiles import write
 from small_job import job
 
 import mpifed
@@ -82,42 +77,3 @@ def test_unfinished_and_diverged_runs(tmp_path):
     assert found["FGDA"] == [3, 2] and found["CDMA"][:2] == [3, math.inf] and math.isnan(found["CDMA"][2])
     assert "FedAvg" not in found
     assert mpifed.frame(tmp_path / "begun").shape == (0, 7 + len(COSTS))
-
-
-def test_unreadable_runs(tmp_path):
-    with pytest.raises(ValueError, match="expected a run file run.h5 in .* or below, found none"):
-        mpifed.frame(tmp_path)
-    (write(tmp_path / "a", error=decay(0.1)) / "run.h5").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"a/run\.h5 is not a readable run file"):
-        mpifed.frame(tmp_path)
-
-
-number = st.floats(width=64)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(
-        st.integers(1, 6).flatmap(
-            lambda evaluations: st.dictionaries(
-                st.sampled_from(["auc", "loss", "error"]),
-                st.lists(number, min_size=evaluations, max_size=evaluations),
-                min_size=1,
-            )
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    st.integers(1, 4),
-)
-def test_pivot_restores_the_history(histories, every):
-    with tempfile.TemporaryDirectory() as folder:
-        for seed, history in enumerate(histories):
-            rounds = every * (len(next(iter(history.values()))) - 1)
-            write(Path(folder) / f"{seed}", rounds=rounds, every=every, config={"seed": seed}, **history)
-        found = mpifed.frame(folder)
-    for seed, history in enumerate(histories):
-        wide = found[found["seed"] == seed].pivot(index="round", columns="metric", values="value")
-        for metric, values in history.items():
-            np.testing.assert_array_equal(wide[metric], values)
-        assert wide.index.tolist() == [every * k for k in range(len(wide))]

@@ -145,7 +145,7 @@ def test_parameters_have_their_names_and_shapes(tmp_path):
             assert np.array_equal(file["final/x"][name][...], loaded.parameters["x"][name].numpy())
 
 
-def test_files_of_earlier_versions_and_invalid_files(tmp_path):
+def test_files_of_earlier_versions(tmp_path):
     old = mpifed.run(table(tmp_path / "run"), COMM)
     with edited(tmp_path / "run" / "run.h5") as file:
         del file.attrs["end"]
@@ -154,12 +154,6 @@ def test_files_of_earlier_versions_and_invalid_files(tmp_path):
             file["final"][block] = values.numpy()
     old = mpifed.load(tmp_path / "run")
     assert old.end == End("", "all 4 rounds done") and old.parameters == {} and old.point["x"].shape == (2,)
-    with pytest.raises(ValueError, match="expected a run file, found no such file"):
-        mpifed.load(tmp_path)
-    with edited(tmp_path / "run" / "run.h5") as file:
-        del file["final"]
-    with pytest.raises(ValueError, match="expected a group 'final', found costs"):
-        mpifed.load(tmp_path / "run")
 
 
 STATE = """

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpifed.cli.batch_script import Batch, quoted, sbatch_words
-from mpifed.cli.batch_script import seconds as seconds_of
+from mpifed.cli.batch_script import Batch, bash_quote, split_sbatch_line
+from mpifed.cli.batch_script import parse_time_limit as seconds_of
 from mpifed.cli.launch import array_tasks, launch
 from mpifed.cli.main import main
 from mpifed.config.grids import variants
@@ -108,14 +108,14 @@ def test_the_command_receives_the_exact_arguments(names, more):
 @given(words.filter(str.isprintable), words.filter(str.isprintable))
 def test_sbatch_receives_the_exact_name_and_options(name, value):
     name = name.replace("/", "_").strip(".") or "x"
-    batch = Batch(f"jobs/{name}.toml", extra=(sbatch_words(f"--comment={shlex.quote(value)}"),))
+    batch = Batch(f"jobs/{name}.toml", extra=(split_sbatch_line(f"--comment={shlex.quote(value)}"),))
     lines = [words_of_sbatch(line) for line in batch.script().splitlines() if line.startswith("#SBATCH")]
     assert lines[0] == [f"--job-name={name}"] and lines[-1] == [f"--comment={value}"]
 
 
 def test_words_are_quoted_only_if_necessary():
-    assert quoted("run.out=runs/a") == "run.out=runs/a" and quoted("a b") == "'a b'"
-    assert quoted("é\n") == r"$'\303\251\012'"
+    assert bash_quote("run.out=runs/a") == "run.out=runs/a" and bash_quote("a b") == "'a b'"
+    assert bash_quote("é\n") == r"$'\303\251\012'"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_words_are_quoted_only_if_necessary():
     ],
 )
 def test_options_of_sbatch_are_split(line, read):
-    assert sbatch_words(line) == tuple(read)
+    assert split_sbatch_line(line) == tuple(read)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_options_of_sbatch_are_split(line, read):
 )
 def test_invalid_options_of_sbatch(line, message):
     with pytest.raises(ValueError, match=message):
-        sbatch_words(line)
+        split_sbatch_line(line)
 
 
 # Scripts
@@ -291,9 +291,9 @@ NAMES = "expected a name, or several names separated by commas, got "
         (["--partition", "a b"], f"{NAMES}'a b'"),
         (["--partition", "a\n#SBATCH -n9"], f"{NAMES}'a\\n"),
         (["--partition", ""], f"{NAMES}''"),
-        (["--setup", "echo 'open"], 'bash cannot read "echo \'open"'),
-        (["--setup", "cat <<EOF"], "bash cannot read 'cat <<EOF'"),
-        (["--setup", "module load x &&"], "bash cannot read 'module load x &&'"),
+        (["--setup", "echo 'open"], 'expected complete lines of shell, got "echo \'open"'),
+        (["--setup", "cat <<EOF"], "expected complete lines of shell, got  'cat <<EOF'"),
+        (["--setup", "module load x &&"], "expected complete lines of shell, got  'module load x &&'"),
         (["--setup", "module load x \\"], "expected lines of shell"),
         (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
         (["--extra", "--comment=a b"], "'b' is not an option; quote values with blanks"),
@@ -321,8 +321,8 @@ ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
         (["--array", 'run.title="a,b'], ARRAY),
         (["--array", "record=[[1,2]"], ARRAY),
         (["--array", "seed"], f"{ARRAY}'seed'"),
-        (["--array", "seed=1,1"], "--array has the same run twice"),
-        (["--array", "seed=1", "--array", "seed=2"], "--array has seed twice: give all values at once"),
+        (["--array", "seed=1,1"], "--array: expected distinct values"),
+        (["--array", "seed=1", "--array", "seed=2"], "--array: got seed twice, expected all values at once"),
     ],
 )
 def test_invalid_settings(arguments, message, monkeypatch, capsys):

@@ -92,6 +92,7 @@ def test_a_run_imports_only_what_it_uses(tmp_path):
     settings = ["rounds=1", "run.progress=false", f"run.out={tmp_path / 'run'}"]
     _, loaded = invoke("run", str(DIGITS), "--no-report", *settings)
     assert loaded & LARGE == {"torch", "pydantic", "h5py"}
+    assert not loaded & {"torch._dynamo", "torch._inductor"}, "importing torch's compiler takes seconds"
 
 
 def test_completion_of_every_method_problem_section_and_setting():

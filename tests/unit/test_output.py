@@ -22,9 +22,8 @@ run = { out = "run" }
 seed = [0, 1]
 """
 COMMANDS = [
-    ["list"], ["info", "AdaFGDA"], ["info", "run"], ["report", "a", "b"], ["status"], ["status", "--follow"],
-    ["check", "FGDA", "q=2", "gamma=0.01", "lam=0.01"], ["launch", "sweep.toml", "--parts", "2", "--dry-run"],
-    ["run", "job.toml"], ["run", "job.toml", "rnds=3"], ["sweep", "sweep.toml", "run.out=swept"],
+    ["info", "AdaFGDA"], ["report", "a", "b"], ["status", "--follow"], ["run", "job.toml", "rnds=3"],
+    ["check", "FGDA", "q=2", "gamma=0.01", "lam=0.01"], ["sweep", "sweep.toml", "run.out=swept"],
 ]  # fmt: skip
 
 

@@ -152,13 +152,6 @@ def test_a_run_writes_its_report(job, tmp_path):
     assert found.classes == expected.names and found.maximised == {"auc"} and found.layout["ranks"] == 1
 
 
-def test_the_order_of_metrics_is_stored(job, tmp_path):
-    run(Config.load(job, ["problem={name='TwoSidedPL', clients=2, d=3}"]), SerialComm())
-    found = load(tmp_path / "run")
-    assert list(found.metrics) == ["x_error", "y_error", "error"]
-    assert found.maximised == frozenset() and found.class_counts is None
-
-
 def scalars(folder):
     """All scalars in a folder's event files, ``{name: {step: value}}``; a later file replaces values from its
     first step on."""

@@ -17,7 +17,7 @@ from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.recorder import Recorder
-from mpifed.running.resume import final_end, is_done, open_for_run
+from mpifed.running.resume import is_done, open_for_run
 from mpifed.running.run import SweepOutcome, sweep
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint, hdf5
@@ -193,13 +193,6 @@ def test_stopping_rule_is_final_until_it_changes(tmp_path):
     assert list(run(stopped, COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, [], COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, ["stop.at_most=1e-9"], COMM).costs["round"]) == list(range(7))
-
-
-def test_final_end(done):
-    old = done[0].config
-    assert final_end(DONE, 6, old, job(done[1])) == DONE
-    assert final_end(DONE, 6, old, job(done[1], 7)) is None
-    assert final_end(None, 4, old, job(done[1])) is None
 
 
 def test_end_in_old_checkpoints_has_no_keyword(done):
@@ -518,3 +511,4 @@ algorithm = {{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }}
         opened.attrs["stopped"] = opened.attrs["end"] = ""
     assert execute() == SweepOutcome(done=3, before=2)
     assert mpifed.load(tmp_path / "runs" / "seed=1").end == End("rounds", "all 3 rounds done")
+    assert execute("rounds=5") == SweepOutcome(done=3, before=0)

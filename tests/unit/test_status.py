@@ -13,7 +13,7 @@ from pathlib import Path
 import h5py
 import pytest
 from click.testing import CliRunner
-from launch import environment, finish, start
+from launch import environment
 from processes import wait_until
 from runfiles import decay, write
 from small_job import LIMIT, ROUNDS, command, job
@@ -109,17 +109,6 @@ def test_a_killed_run(killed):
     assert (seen.state, seen.reason) == ("failed", "it ended before its first checkpoint")
 
 
-def test_a_run_before_its_first_checkpoint(tmp_path):
-    process = child(tmp_path, f"0 pause:{tmp_path} {STEP} 2")
-    try:
-        wait_until((tmp_path / "arrived-2").exists, LIMIT)
-        assert lines(tmp_path)[1][0] == str(tmp_path / "run") and status(tmp_path / "run").state == "running"
-    finally:
-        process.kill()
-        process.communicate()
-    assert lines(tmp_path)[1][-1] == "it ended before its first checkpoint"
-
-
 def test_a_finished_run_and_its_extension(tmp_path):
     config = Config.load(job(tmp_path))
     run(config, SerialComm())
@@ -185,7 +174,7 @@ def test_damaged_checkpoints(killed):
 
 
 def test_a_large_checkpoint_is_not_read(killed, monkeypatch):
-    monkeypatch.setattr(module, "READ", 0)
+    monkeypatch.setattr(module, "MAX_READ", 0)
     monkeypatch.setattr(module, "newest", None)
     assert "continues from round 6" in status(killed).reason
 
@@ -320,7 +309,7 @@ def test_a_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
 
 def test_tasks_with_several_runs(tmp_path):
     runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
-    comments = "\n".join(slurm_array.share_lines(runs))
+    comments = "\n".join(slurm_array.assignment_lines(runs))
     (tmp_path / "job.sbatch").write_text(f"{slurm_array.HEAD}\n{comments}\n# runs 9: [")
     for name in "acdf":
         write(tmp_path / name)
@@ -378,27 +367,23 @@ def test_places_without_runs(tmp_path, monkeypatch, place, words):
 # --follow
 
 
-@pytest.mark.parametrize("end", ["done", "killed"])
-def test_following_a_run_of_two_ranks(tmp_path, end):
-    faults = [f"{rank} pause:{tmp_path} {STEP} 8" for rank in (0, 1)]
-    process = start(2, command(tmp_path, *faults))
+def test_following_a_run_that_is_killed(tmp_path):
+    process = child(tmp_path, f"0 pause:{tmp_path} {STEP} 8")
     watch = None
     try:
         wait_until((tmp_path / "arrived-8").exists, LIMIT)
         words = [sys.executable, "-m", "mpifed", "status", str(tmp_path), "--follow", "--interval", "0.2"]
         watch = subprocess.Popen(words, env=environment(), text=True, stdout=subprocess.PIPE)
         first = watch.stdout.readline()
-        (tmp_path / "go-8").touch() if end == "done" else os.killpg(process.pid, signal.SIGKILL)
-        finish(process, LIMIT)
-        said, _ = watch.communicate(timeout=LIMIT)
+        process.kill()
+        process.communicate(timeout=LIMIT)
+        rest, _ = watch.communicate(timeout=LIMIT)
     finally:
         for one in filter(None, (watch, process)):
             one.kill()
-    lines = [first, *said.splitlines()]
-    assert watch.returncode == 0 and "\x1b" not in said
-    assert f"6 of {ROUNDS}  running  error" in lines[0]
-    last = f"{ROUNDS} of {ROUNDS}  finished" if end == "done" else f"6 of {ROUNDS}  stopped"
-    assert last in lines[-1] and len(lines) == len({*lines})
+    assert watch.returncode == 0 and "\x1b" not in first + rest
+    assert f"6 of {ROUNDS}  running  error" in first and rest.count("\n") == 1
+    assert f"6 of {ROUNDS}  stopped" in rest
 
 
 def runs(tmp_path, count=3, state="finished") -> list[Status]:
