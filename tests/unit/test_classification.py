@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from games import configuration
 from oracles import prepared
 from patches import patches_of
 
-from mpifed import ConfigError
-from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.problems import Classification, Saddle
+from mpifed.problems import Classification
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
@@ -52,16 +49,3 @@ def test_accuracy_and_worst_accuracy(patches):
     # A share of 25 samples, formed from shares of classes.
     assert metrics == pytest.approx({"accuracy": 21 / 25, "worst_accuracy": 3 / 6}, abs=1e-15)
     assert np.isnan(list(problem.metrics({}, torch.full((25, 4), torch.nan)).values())).all()
-
-
-def test_minimisation_methods_refuse_minimax_problems():
-    with pytest.raises(
-        ConfigError, match="FedAvg solves minimisation problems, but Saddle is a minimax problem"
-    ) as no:
-        configuration(FedAvg(K=1, eta=0.1), Saddle(), "x")
-    offered = str(no.value).split("expected one of ")[1].split(", ")
-    assert {"FGDA", "LSGD"} <= set(offered) and "FedAvg" not in offered
-    problem = Classification(dataset="patches")
-    assert all(
-        configuration(one, problem, "x") for one in (FedAvg(K=1, eta=0.1), LocalSGDA(q=1, eta_x=1, eta_y=1))
-    )

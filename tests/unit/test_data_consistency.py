@@ -15,7 +15,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
-from mpifed.simulation.setup import _difference, _ranks, agree_on_data, expect_same
+from mpifed.simulation.setup import _difference, agree_on_data, expect_same
 
 
 def table(**digests: str) -> dict:
@@ -29,13 +29,6 @@ def test_the_first_of_many_changed_files_is_named():
         with pytest.raises(CollectiveError, match="^data file part 000 has changed since the checkpoint was"):
             expect_same(before, now)
     expect_same(dict.fromkeys(names, "1" * 64), now)
-
-
-@pytest.mark.parametrize("ranks, text", [
-    ([0], "rank 0"), ([1, 2, 3], "ranks 1-3"), ([0, 2], "ranks 0, 2"), ([0, 1, 4, 6, 7], "ranks 0-1, 4, 6-7"),
-])  # fmt: skip
-def test_ranks_are_abbreviated(ranks, text):
-    assert _ranks(ranks) == text
 
 
 @pytest.mark.parametrize("tables, expected", [

@@ -248,28 +248,6 @@ def test_gradients_by_central_differences(case):
         ), name
 
 
-def test_resnet_50_of_full_size_has_a_gradient_in_every_parameter():
-    model = ResNet(stem="small")
-    shapes = model.shapes((3, 16, 16), 1)
-    params = {
-        name: value.float().requires_grad_()
-        for name, value in model.initial(shapes, np.random.default_rng(0)).items()
-    }
-    scores = model(params, torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
-    assert torch.isfinite(scores).all() and scores[0] != scores[1]
-    gradients = torch.autograd.grad(scores.square().sum(), list(params.values()))
-    for name, gradient in zip(params, gradients):
-        assert torch.isfinite(gradient).all() and (gradient != 0).any(), name
-
-
-def test_group_normalisation_does_not_couple_the_samples_of_a_batch():
-    params, (samples,) = start("resnet"), inputs("resnet", n=3)
-    alone = torch.cat([SMALL(params, row[None]) for row in samples])
-    torch.testing.assert_close(
-        SMALL(params, samples), alone, rtol=0, atol=1e-12
-    )  # kernels add in another order
-
-
 @pytest.mark.parametrize(
     "model, shape, message",
     [
@@ -285,14 +263,6 @@ def test_group_normalisation_does_not_couple_the_samples_of_a_batch():
 def test_unsuitable_samples_are_refused(model, shape, message):
     with pytest.raises(ValueError, match=message):
         model.shapes(shape, 2)
-
-
-def test_lenet5_pads_small_images():
-    params, (small,) = start("lenet5"), inputs("lenet5")
-    # Equal up to the order of additions in the first convolution.
-    torch.testing.assert_close(
-        LeNet5()(params, small), LeNet5()(params, F.pad(small, (2, 2, 2, 2))), rtol=0, atol=1e-12
-    )
 
 
 def test_settings_are_checked():

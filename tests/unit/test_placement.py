@@ -15,7 +15,7 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.options import ParallelOptions
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.simulation.evaluation import user_problem
-from mpifed.simulation.setup import place
+from mpifed.simulation.setup import place_clients
 
 #: Costs with many ties, and costs of any size.
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)
@@ -63,17 +63,6 @@ def test_blocks_of_optimal_placements_start_at_equal_shares(highest):
         assert [tuple(Placement.balanced(np.array(costs), ranks).edges)] == left, (costs, ranks)
 
 
-@pytest.mark.parametrize("costs, ranks, counts", [
-    ([1] * 12, 4, [3, 3, 3, 3]),
-    ([10, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2, [1, 10]),
-    ([1, 1, 1, 1, 10], 3, [3, 1, 1]),  # no rank is idle
-    ([5, 1, 6, 3], 3, [2, 1, 1]),  # a block [5] would be a third of the total, but another would cost 7
-    ([5, 5, 5], 5, [0, 1, 0, 1, 1]),  # more ranks than clients
-])  # fmt: skip
-def test_placements_derived_manually(costs, ranks, counts):
-    assert Placement.balanced(np.array(costs), ranks).counts == counts
-
-
 def test_ten_thousand_clients_on_four_thousand_ranks():
     """A lower bound of any placement: the mean cost of a rank, and the highest cost of a client."""
     costs = 1 + np.random.default_rng(0).pareto(1.5, 10_000) * 1e6
@@ -99,7 +88,7 @@ def test_balanced_counts_the_rows_of_full_batches(problem, settings, counts):
     user_problem(problem).prepare(1)
     run = ParallelOptions(placement=settings.pop("placement", "even"))
     config = SimpleNamespace(run=run, oracle=OracleOptions(**settings))
-    assert place(config, problem, comm).counts == counts
+    assert place_clients(config, problem, comm).counts == counts
 
 
 def test_an_error_in_client_size_is_reported():
@@ -109,7 +98,7 @@ def test_an_error_in_client_size_is_reported():
 
     config = SimpleNamespace(run=ParallelOptions(placement="balanced"), oracle=OracleOptions(batch_size=0))
     with pytest.raises(CollectiveError, match="Lost.client_size.*no such file"):
-        place(config, Lost(clients=3), SerialComm())
+        place_clients(config, Lost(clients=3), SerialComm())
 
 
 @given(st.integers(1, 30), st.integers(1, 12))

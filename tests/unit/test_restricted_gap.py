@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from games import configuration
 
-from mpifed.algorithms import LocalDualExtrapolation
 from mpifed.core.sets import L1, Ball, Box, Indicator, L1Box, Nuclear, Simplex, Zero
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.restricted_gap import OFF, maximize_on_ball, restricted_gap
-from mpifed.simulation.simulation import Simulation
 
 TOLERANCE = 1e-6  # that the bounds are asked for
 PHIS = {
@@ -105,20 +101,6 @@ def test_gap_is_zero_at_the_solution_of_a_composite_game(name):
     assert np.linalg.norm(mean) > 0.1  # φ matters
     away = game.phi(star + 0.3, 0.0)
     assert game.metrics({"z": away}, None)["err_D"] > 1e-3
-
-
-def test_dual_extrapolation_closes_the_gap():
-    game = AffineGame(d=6, clients=3, phi=L1(lam=0.5), heterogeneity=0.5, radius=3.0)
-    config = configuration(
-        LocalDualExtrapolation(K=1, eta=0.2), game, "unused", rounds=100, batch_size=0, noise=0
-    )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    before = simulation.evaluate(simulation.output)
-    for _ in range(100):
-        simulation.step()
-    after = simulation.evaluate(simulation.output)
-    assert 0 < after["err_D"] < before["err_D"] / 20 and list(after)[:2] == ["err_D", "err_D_slack"]
 
 
 def test_gap_is_infinite_outside_the_set_of_phi():
