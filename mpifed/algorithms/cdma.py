@@ -1,14 +1,14 @@
 """CDMA-NC, CDMA-ONE and CDMA-ADA (Xie et al. 2023): cross-device minimax optimisation.
 
-A round has two phases. In the *collection*, clients send gradients on all their data, whose average is the
-direction (u, v). In the *update*, they take K local steps with the SVRG correction by (u, v). CDMA-NC has no
-collection and no correction. The margin names the phases. Round r is the paper's t = r - 1.
+A round has two phases. In the *collection*, clients send gradients on all their data; the average is (u, v).
+In the *update*, clients take K local steps whose gradients are corrected by (u, v) as in SVRG. CDMA-NC has no
+collection and no correction. The margin names the phases. Round r is t = r - 1 in the paper.
 
 Readings:
 
 * *Collected gradients.* The published code computes gradients on all data of a client, which have no noise.
   ``large_batch`` uses a minibatch with this number of rows and the noise of one sample instead. CDMA-ADA
-  evaluates the same minibatch at both points.
+  evaluates the same minibatch at the current and the previous point.
 * *Cohorts.* The update has the cohort of the collection, or a new one with ``fresh_cohort``.
 * *First round.* CDMA-ADA has no previous gradient, so u_0 and v_0 are the averaged gradients.
 * *Schedules.* Both step sizes of CDMA-ADA have the same exponent, η_t = η_0 / (t+1)^a.
@@ -41,7 +41,7 @@ class CDMANC(Algorithm):
 
     source = "Xie et al. 2023, CDMA-NC"
     cites = ("xie2023cdma",)
-    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "K"
     shared = Record(x="x", y="y")
     message = Record(x="x", y="y")
@@ -73,7 +73,7 @@ class CDMAONE(CDMANC):
     fresh_cohort: bool = Field(default=False, description="sample a new cohort for the update")
 
     source = "Xie et al. 2023, CDMA-ONE"
-    paper_cost = "up 2D; down 2D; 2 phases; 2 gradients a step and 1 of all data"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 gradients per step and 1 of all data"
     calls_per_step = 2
     shared = Record(x="x", y="y") | _GRADIENT
     collected_fields = _GRADIENT
@@ -88,12 +88,13 @@ class CDMAONE(CDMANC):
         return collect, Phase(self.client_round, self.message, new_cohort=self.fresh_cohort)
 
     def client_collect(self, now, shared, client, message, oracle):
-        message.u, message.v = oracle.grad(shared.x, shared.y, self.collected(oracle))      # collection
+        xi = self.collection_sample(oracle)
+        message.u, message.v = oracle.grad(shared.x, shared.y, xi)                          # collection
 
     def server_collect(self, now, shared, mean):
         shared.u, shared.v = mean.u, mean.v
 
-    def collected(self, oracle):
+    def collection_sample(self, oracle):
         """Return the sample whose gradient is collected."""
         return oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
 
@@ -105,7 +106,7 @@ class CDMAONE(CDMANC):
 
 @hyperparameters
 class CDMAADA(CDMAONE):
-    """CDMA-ADA: (u, v) is a recursive gradient estimator, updated by the cohort of each round."""
+    """CDMA-ADA: (u, v) is a recursive (STORM) estimator, updated by the cohort of each round."""
 
     alpha: float = Field(
         default=0.95, gt=0, description="α_0 of the weight α_t = min(1, α_0 / (t+1)^b) of fresh gradients"
@@ -116,26 +117,26 @@ class CDMAADA(CDMAONE):
     b: float | None = Field(default=None, ge=0, description="exponent of α_t; default: 2a")
 
     source = "Xie et al. 2023, CDMA-ADA"
-    paper_cost = "up 2D; down 3D (the previous point); 2 phases; 2 gradients a step and 2 of all data"
+    paper_cost = "up 2D; down 3D (the previous point); 2 phases; 2 gradients per step and 2 of all data"
     shared = Record(x="x", y="y", old_x="x", old_y="y") | _GRADIENT
     collected_fields = Record(du="x", dv="y")
 
     def rates(self, now) -> tuple[float, float]:
         return self.eta_x / now.round**self.a, self.eta_y / now.round**self.a
 
-    def rest(self, now) -> float:
+    def old_weight(self, now) -> float:
         """Return 1 - α_t, the weight of the previous round's estimator."""
         return 1 - min(1.0, self.alpha / now.round ** (2 * self.a if self.b is None else self.b))
 
     def client_collect(self, now, shared, client, message, oracle):
-        xi, rest = self.collected(oracle), self.rest(now)
+        xi, old_weight = self.collection_sample(oracle), self.old_weight(now)
         message.du, message.dv = oracle.grad(shared.x, shared.y, xi)                        # collection
         if now.round > 1:
             old_gx, old_gy = oracle.grad(shared.old_x, shared.old_y, xi)
-            message.du -= rest * old_gx
-            message.dv -= rest * old_gy
+            message.du -= old_weight * old_gx
+            message.dv -= old_weight * old_gy
 
     def server_collect(self, now, shared, mean):
-        rest = self.rest(now)  # u and v are 0 in the first round
-        shared.u, shared.v = mean.du + rest * shared.u, mean.dv + rest * shared.v
+        old_weight = self.old_weight(now)  # u and v are 0 in the first round
+        shared.u, shared.v = mean.du + old_weight * shared.u, mean.dv + old_weight * shared.v
         shared.old_x, shared.old_y = shared.x, shared.y

@@ -55,7 +55,7 @@ class CODAPlus(Algorithm):
 
     source = "Yuan et al. 2021, CODA+"
     cites = ("yuan2021codasca",)
-    paper_cost = "up D; down D, and x_ref in a new stage; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D, and x_ref in a new stage; 1 phase; 1 gradient per step"
     steps = "K"
     message = Record(dx="x", dy="y")
 
@@ -76,11 +76,15 @@ class CODAPlus(Algorithm):
         return stage, number, rounds
 
     def step(self, now) -> float:
-        """Return η_s."""
+        """Return the step size η_s of the current stage."""
         return self.eta / self.decay ** self.stage(now.round)[0]
 
     def displacements(self, now, shared, oracle, bx=0.0, by=0.0):
-        """Return the displacements of K steps along gradient, proximal term and correction."""
+        """Return the displacements of x and y after K local steps.
+
+        Args:
+            bx, by: corrections that are added to the gradients.
+        """
         x, y, eta = shared.x, shared.y, self.step(now)
         for _ in range(self.K):
             gx, gy = oracle.grad(x, y, oracle.sample())
@@ -115,7 +119,7 @@ class CODASCA(CODAPlus):
 
     source = "Yuan et al. 2021, CODASCA"
     cites = ("yuan2021codasca", "karimireddy2020scaffold")
-    paper_cost = "up 2D; down 2D, and x_ref in a new stage; 1 phase; 1 gradient a step"
+    paper_cost = "up 2D; down 2D, and x_ref in a new stage; 1 phase; 1 gradient per step"
     client = Record(cx="x", cy="y", stage="scalar")
     message = Record(dx="x", dy="y", dcx=stored("x"), dcy=stored("y"))
 
@@ -126,9 +130,9 @@ class CODASCA(CODAPlus):
     def client_round(self, now, shared, client, message, oracle):
         if not self.keep_variates:
             stage = self.stage(now.round)[0]
-            of_this_stage = client.stage == stage
-            client.cx *= of_this_stage
-            client.cy *= of_this_stage
+            is_current = client.stage == stage
+            client.cx *= is_current
+            client.cy *= is_current
             client.stage = stage
         corrections = shared.cx - client.cx, shared.cy - client.cy
         dx, dy = self.displacements(now, shared, oracle, *corrections)

@@ -1,4 +1,4 @@
-"""MFCGD and AdaMFCGD (Huang, Algorithm 1): STORM estimators of all parts of a composition.
+"""MFCGD and AdaMFCGD (Huang n.d., Algorithm 1): STORM estimators of all parts of a composition.
 
 h, u and v estimate the inner value g(x), its Jacobian ∇g(x) and the outer gradient ∇f(h). w = uᵀv estimates
 the gradient.
@@ -45,7 +45,7 @@ __all__ = ["MFCGD", "AdaMFCGD", "chain_rule"]
 
 @hyperparameters
 class AdaMFCGD(Algorithm):
-    """AdaMFCGD: STORM on every level, with an adaptive matrix refreshed at every synchronisation."""
+    """AdaMFCGD: STORM on every level, with an adaptive matrix that is updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: float = Field(default=0.1, ge=0, description="step size γ")
@@ -71,7 +71,7 @@ class AdaMFCGD(Algorithm):
     cites = ("huang_nd_mfcgd",)
     family = "composition"
     paper_cost = (
-        "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
+        "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f per step"
     )
     calls_per_step = 4
     partial_participation = False
@@ -101,7 +101,7 @@ class AdaMFCGD(Algorithm):
         x, h, v = shared.x, client.h, client.v
         u = client.u.unflatten(-1, (h.shape[-1], -1))
         zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
-        if now.round > 1:  # of the synchronisation: at the new point and the client's point before averaging
+        if now.round > 1:  # the update at the synchronisation, from the client's point before averaging
             h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)      # lines 16-19
         for k in range(1, self.q):                                                          # lines 8-9
             old, t = x, now.step(k)

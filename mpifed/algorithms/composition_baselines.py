@@ -11,8 +11,8 @@ Readings:
 * *LocalMOML.* u is restarted in every round as the mean over K_0 samples at the round's point.
 * *Local-SCGDM.* α is the weight of the fresh gradient in the momentum and not a factor of the step size. At t
   = 1, u and m are the first values.
-* *FedNest.* Steps are not divided by τ. In the gradient of ½‖y - g_n(x; ζ)‖² in y, the sample enters only a
-  constant, which cancels in the variance-reduced local steps, so these need no evaluations.
+* *FedNest.* Step sizes are not divided by τ. The gradient of ½‖y - g_n(x; ζ)‖² in y depends on the sample
+  only through a constant, which cancels in the variance-reduced local steps, so these need no evaluations.
 * *Sets.* If the problem has a set, every new x is projected. The papers have no sets.
 """
 
@@ -45,7 +45,7 @@ class ComFedL(Algorithm):
     source = "Huang et al. 2021, ComFedL"
     cites = ("huang2021comfedl",)
     family = "composition"
-    paper_cost = "up D; down D; 1 phase; B_g of g with its Jacobian and B_f of ∇f a step"
+    paper_cost = "up D; down D; 1 phase; B_g of g with its Jacobian and B_f of ∇f per step"
     partial_participation = False
     steps = "q"
     shared = Record(x="x")
@@ -83,7 +83,7 @@ class LocalMOML(Algorithm):
     source = "Wang et al. 2021, LocalMOML"
     cites = ("wang2021localmoml",)
     family = "composition"
-    paper_cost = "up D; down D; 1 phase; 1 of g with its Jacobian and 1 of ∇f a step, K_0 of g a round"
+    paper_cost = "up D; down D; 1 phase; 1 of g with its Jacobian and 1 of ∇f per step, K_0 of g per round"
     calls_per_step = 2
     steps = "H"
     shared = Record(x="x")
@@ -124,7 +124,7 @@ class LocalSCGDM(Algorithm):
     source = "Gao et al. 2022, Local-SCGDM"
     cites = ("gao2022localscgdm",)
     family = "composition"
-    paper_cost = "up 2D + p; down 2D + p (p numbers of g); 1 phase; 1 of g with its Jacobian, 1 of ∇f a step"
+    paper_cost = "up 2D + p; down 2D + p (p = size of g); 1 phase; 1 of g with its Jacobian, 1 of ∇f per step"
     calls_per_step = 2
     partial_participation = False
     steps = "p"
@@ -143,8 +143,8 @@ class LocalSCGDM(Algorithm):
         return Record() if self.average_inner else Record(u="u")
 
     def client_round(self, now, shared, client, message, oracle):
-        inner = shared if self.average_inner else client
-        x, u, m = shared.x, inner.u, shared.m if self.alpha < 1 else 0.0
+        record_of_u = shared if self.average_inner else client
+        x, u, m = shared.x, record_of_u.u, shared.m if self.alpha < 1 else 0.0
         for k in range(1, self.p + 1):
             beta, alpha = (1.0, 1.0) if now.step(k) == 1 else (self.beta, self.alpha)
             g, J = oracle.g_and_jacobian(x, oracle.sample(of="g"))
@@ -184,7 +184,7 @@ class FedNestComposition(Algorithm):
     cites = ("tarzanagh2022fednest",)
     example = {"T": 1, "tau": 1}
     family = "composition"
-    paper_cost = "up and down 2 T p + p + 2D (p numbers of g); 2 T + 3 phases; T + 2 evaluations a round"
+    paper_cost = "up and down 2 T p + p + 2D (p = size of g); 2 T + 3 phases; T + 2 evaluations per round"
     shared = Record(x="x", y="u", q="u", v="u", h="x")
 
     @property
@@ -199,8 +199,9 @@ class FedNestComposition(Algorithm):
             Phase(self.client_gradient, Record(h="x")),
             Phase(self.client_descent, Record(x="x")),
         )
-        again = [(replace(call[0], new_cohort=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
-        return inner + again[0] * (self.T - 1) + again[1]
+        # The first inner call uses the cohort of the round.
+        later = [(replace(call[0], new_cohort=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
+        return inner + later[0] * (self.T - 1) + later[1]
 
     def client_start(self, now, shared, client, message, oracle):
         message.y = oracle.g(shared.x, oracle.sample(of="g"))

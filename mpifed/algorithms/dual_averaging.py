@@ -10,24 +10,24 @@ FeDualEx::
     z½ = ∇h*_{r,k+1}(μ½)    μ  ← μ - η_c V(z½; ξ')
 
 with h_{r,k} = h + (η_s r K + k) η_c φ. The server then updates μ ← μ + η_s (mean of the clients' μ - μ).
-``z`` is the server's primal point, the image of μ under the mirror map with the weight η_s η_c K of φ per
-round.
+``z`` is the server's primal point ∇h*(μ), in which the weight of φ grows by η_s η_c K per round.
 
 Readings:
 
 * *Problem.* The paper states FedDualAvg for F + φ with V = ∇F; here V can be the operator of a variational
   inequality.
-* *Signs.* The paper states FeDualEx with a dual ς that starts at 0 and a fixed origin: μ = ς̄ - ς. The origin
-  is ∇h of the problem's starting point, which is also the first μ of FedDualAvg.
-* *First mirror map.* The weight of φ is 0, but if φ is an indicator function, the map still projects.
+* *Signs.* The paper states FeDualEx with a dual ς that starts at 0 and a fixed origin ς̄: μ = ς̄ - ς. The
+  origin is ∇h of the problem's starting point, which is also the first μ of FedDualAvg.
+* *First mirror map.* At r = k = 0 the weight of φ is 0. If φ is an indicator function, the map still
+  projects.
 * *Samples.* The two operator values of a step of FeDualEx use independent samples.
 * *Cohorts.* The code of FedDualAvg samples clients; FeDualEx is stated for all clients. Both average the
   duals of the cohort. A round in which no client participates is not counted in r.
-* *Output.* FedDualAvg returns its last primal point, although the analysis is for the average over all steps
-  of the images of the clients' mean dual. FeDualEx returns such an average, of the images of the mean μ½ with
-  the weight of step k + 1. It needs the average of K duals per client, which a federated server would not
-  receive, so these are not counted as communication. ``shadow = false`` averages the clients' points z½
-  instead, which differs if the mirror map is not linear.
+* *Output.* FedDualAvg returns its last primal point, although the analysis is for the average, over all
+  steps, of the primal points of the clients' mean dual. FeDualEx returns such an average: of the primal
+  points of the mean μ½, with the weight of step k + 1. This needs the averages of K duals per round. A
+  federated server would not receive them, so they are not counted as communication. ``shadow = false``
+  averages the clients' points z½ instead, which differs if the mirror map is not linear.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class _ServerRate(DualMethod):
     shared = Record(z=not_sent("z"), dual="z", rounds=not_sent("scalar"))
     message = Record(dual="z")
 
-    def start_of(self, shared, phi):
-        """Return r, the number of completed rounds, and the dual at which a round starts."""
-        r = float(shared.rounds)  # read once, because a GPU is waited for
+    def round_and_dual(self, shared, phi):
+        """Return r, the number of completed rounds, and the dual at the start of the round."""
+        r = float(shared.rounds)  # read once, because the host waits for the GPU
         return r, shared.dual if r else self.mirror.dual(shared.dual, phi)
 
-    def image(self, r, k, dual, phi):
+    def primal_point(self, r, k, dual, phi):
         """Return the primal point of a dual, with the weight of φ at step ``k`` of round ``r``."""
         return self.mirror(dual, (self.eta_s * r * self.K + k) * self.eta_c, phi)
 
     def server_round(self, now, shared, mean):
-        r, dual = self.start_of(shared, now.prox)
+        r, dual = self.round_and_dual(shared, now.prox)
         shared.dual = dual + self.eta_s * (mean.dual - dual)
-        shared.z = self.image(r, self.eta_s * self.K, shared.dual, now.prox)
+        shared.z = self.primal_point(r, self.eta_s * self.K, shared.dual, now.prox)
         shared.rounds += 1
 
 
@@ -76,12 +76,12 @@ class FedDualAvg(_ServerRate):
 
     source = "Yuan, Zaheer & Reddi 2021"
     cites = ("yuan2021fedualavg",)
-    paper_cost = "up D; down D; 1 phase; 1 operator value a step"
+    paper_cost = "up D; down D; 1 phase; 1 operator value per step"
 
     def client_round(self, now, shared, client, message, oracle):
-        r, dual = self.start_of(shared, oracle.prox)
+        r, dual = self.round_and_dual(shared, oracle.prox)
         for k in range(self.K):
-            w = self.image(r, k, dual, oracle.prox)
+            w = self.primal_point(r, k, dual, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(w, oracle.sample())
         message.dual = dual
 
@@ -96,7 +96,7 @@ class FeDualEx(_ServerRate):
     )
     source = "Bai & Bullins 2024"
     cites = ("bai2024composite",)
-    paper_cost = "up D; down D; 1 phase; 2 operator values a step"
+    paper_cost = "up D; down D; 1 phase; 2 operator values per step"
     calls_per_step = 2
     output = "average"
     averages = {"z": "average"}
@@ -109,12 +109,12 @@ class FeDualEx(_ServerRate):
         return (Phase(self.client_round, self.message | output, self.server_round),)
 
     def client_round(self, now, shared, client, message, oracle):
-        r, dual = self.start_of(shared, oracle.prox)
+        r, dual = self.round_and_dual(shared, oracle.prox)
         halves, points = [], 0.0 * dual
         for k in range(self.K):
-            z = self.image(r, k, dual, oracle.prox)
+            z = self.primal_point(r, k, dual, oracle.prox)
             half = dual - self.eta_c * oracle.operator(z, oracle.sample())
-            z_half = self.image(r, k + 1, half, oracle.prox)
+            z_half = self.primal_point(r, k + 1, half, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(z_half, oracle.sample())
             halves.append(half)
             points = points + z_half
@@ -127,7 +127,8 @@ class FeDualEx(_ServerRate):
     def server_round(self, now, shared, mean):
         if self.shadow:
             r = float(shared.rounds)
-            points = sum(self.image(r, k, half, now.prox) for k, half in enumerate(mean.halves, start=1))
+            halves = enumerate(mean.halves, start=1)
+            points = sum(self.primal_point(r, k, half, now.prox) for k, half in halves)
         else:
             points = mean.points
         shared.average += (points / self.K - shared.average) / (shared.rounds + 1)

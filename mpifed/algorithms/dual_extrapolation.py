@@ -7,8 +7,8 @@ Step t of a client, with the duals z and x and the primal points u and v::
 
 h_t = h + t η φ, where t counts the steps of all rounds. ``mirror`` is h; for h = ½‖·‖² the map ∇h*_t is
 prox_{tηφ}. u, z and x here are u_{t-1}, z_{t-1} and x_t of eq. 13. A synchronisation averages duals. The
-point of a round is the image of a mean dual under the mirror map, so it has the sparsity or rank induced by
-φ.
+point of a round is computed from a mean dual by the mirror map, so it has the sparsity or rank that φ
+induces.
 
 Readings:
 
@@ -20,8 +20,8 @@ Readings:
   (``t0_mirror = "prox"``), or u_0 is the starting point.
 * *Synchronisation.* Both duals are averaged in two phases, x before v is computed from it.
   ``sync_extrapolation = false`` averages only z.
-* *Point of a round.* It is v of the synchronising step, the image of the mean x. With ``sync_extrapolation =
-  false`` there is no mean x, so it is the image ∇h*_t of the mean z, from which the next step starts.
+* *Point of a round.* It is v of the synchronising step, ∇h*_t of the mean x. With ``sync_extrapolation =
+  false`` there is no mean x, so it is ∇h*_t of the mean z, from which the next step starts.
 * *Output.* The average of the points v_t over clients and steps, which is less sparse than the points.
 """
 
@@ -52,7 +52,7 @@ class DualMethod(Algorithm):
     def initialize(self, shared):
         shared.dual = shared.z
 
-    def begin(self, now, shared, phi):
+    def starting_dual(self, now, shared, phi):
         """Return the dual at the start of a round.
 
         Before the first round, ``shared.dual`` is the starting point, because ∇h depends on φ.
@@ -79,7 +79,7 @@ class LocalDualExtrapolation(DualMethod):
     cites = ("wang_nd_slippax", "bai2024composite")
     output = "average"
     averages = {"z": "average"}
-    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values per step"
     calls_per_step = 2
     partial_participation = False
 
@@ -98,20 +98,20 @@ class LocalDualExtrapolation(DualMethod):
         )
 
     def _extrapolate(self, now, k, z, shared, oracle):
-        """Return the dual x_t for the dual z_{t-1}, by way of u_{t-1}: the first line of eq. 13."""
+        """Return the dual x_t from the dual z_{t-1}: the first line of eq. 13."""
         t = now.step(k)
         identity = t == 1 and self.t0_mirror == "identity"
         u = shared.dual if identity else self.mirror(z, (t - 1) * self.eta, oracle.prox)
         return z - self.eta * oracle.operator(u, oracle.sample())
 
     def _update(self, now, k, z, x, oracle):
-        """Return v_t for the dual x_t, and the dual z_t for z_{t-1}: the second line of eq. 13."""
+        """Return v_t and z_t from the duals x_t and z_{t-1}: the second line of eq. 13."""
         v = self.mirror(x, now.step(k) * self.eta, oracle.prox)
         return v, z - self.eta * oracle.operator(v, oracle.sample())
 
     def _steps(self, now, number, shared, oracle):
         """Return the dual and the sum of the primal points after ``number`` steps."""
-        z = self.begin(now, shared, oracle.prox)
+        z = self.starting_dual(now, shared, oracle.prox)
         v_sum = 0.0 * z
         for k in range(1, number + 1):
             v, z = self._update(now, k, z, self._extrapolate(now, k, z, shared, oracle), oracle)

@@ -1,7 +1,7 @@
 """Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients with different numbers of local steps.
 
-Every client sends the weighted mean of its gradients, so its weight w_i does not depend on its number of
-steps τ_i. Plain averaging would solve a problem in which clients are weighted by τ_i.
+Every client sends the weighted mean G_i of its gradients, so its weight w_i does not depend on its number of
+steps τ_i. Plain averaging of points would solve a problem in which clients are weighted by τ_i.
 
 Readings:
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
@@ -49,7 +49,7 @@ class FedNormSGDA(Algorithm):
     source = "Sharma et al. 2023, Fed-Norm-SGDA"
     cites = ("sharma2023fednorm",)
     example = {"tau": 4}
-    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "longest"
     shared = Record(x="x", y="y")
     message = Record(gx="x", gy="y")
@@ -59,7 +59,7 @@ class FedNormSGDA(Algorithm):
             got = short_repr(self.tau)
             raise ValueError(f"tau: expected at least 1 local step per client, got {got}")
         if isinstance(self.a, float) and not 0 < self.a <= 1:
-            raise ValueError(f"a: expected a ratio of weights in (0, 1], or a list, got {self.a}")
+            raise ValueError(f"a: expected a ratio r in (0, 1], or a list of weights, got {self.a}")
         if isinstance(self.a, tuple) and (len(self.a) < self.longest or min(self.a) <= 0):
             got = short_repr(self.a)
             raise ValueError(f"a: expected {self.longest} weights > 0, one per local step, got {got}")
@@ -72,20 +72,20 @@ class FedNormSGDA(Algorithm):
 
     @property
     def longest(self) -> int:
-        """The largest number of local steps of a client."""
+        """The largest number of local steps among the clients."""
         return int(np.max(self.tau))
 
     def client_round(self, now, shared, client, message, oracle):
         x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
         tau = np.broadcast_to(self.tau, now.clients)[oracle.client]
         a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
-        for on, weight in zip(_steps(oracle, tau), a):
-            sums = [weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample())]
-            if on is not None:
-                sums = [torch.where(on, g, 0.0) for g in sums]
-            x, y = x - self.eta_x * sums[0], y + self.eta_y * sums[1]
-            message.gx += sums[0]
-            message.gy += sums[1]
+        for active, weight in zip(_steps(oracle, tau), a):
+            gx, gy = (weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample()))
+            if active is not None:
+                gx, gy = torch.where(active, gx, 0.0), torch.where(active, gy, 0.0)
+            x, y = x - self.eta_x * gx, y + self.eta_y * gy
+            message.gx += gx
+            message.gy += gy
         total = to_device(np.cumsum(a)[tau - 1, None], message.gx.device, message.gx.dtype)
         message.gx /= total
         message.gy /= total
@@ -98,7 +98,7 @@ class FedNormSGDA(Algorithm):
         shared.y = now.sets.y(shared.y + scale * self.gamma_y * mean.gy)
 
     def snapshot(self, now, shared):
-        """Return the x of y's gradient; ``None`` for the client's x."""
+        """Return the x at which the gradient in y is evaluated; ``None`` for the client's x."""
         return None
 
 
@@ -109,7 +109,7 @@ class FedNormSGDAPlus(FedNormSGDA):
     S: int = Field(ge=1, kw_only=True, description="rounds between two snapshots of x")
 
     source = "Sharma et al. 2023, Fed-Norm-SGDA+"
-    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     shared = Record(x="x", y="y", snapshot="x")
 
@@ -118,10 +118,14 @@ class FedNormSGDAPlus(FedNormSGDA):
         return snapshot_of(now, shared, self.S)
 
     def server_round(self, now, shared, mean):
-        keep_snapshot(now, shared, self.S)
+        store_snapshot(now, shared, self.S)
         FedNormSGDA.server_round(self, now, shared, mean)
 
 
 def _steps(oracle, tau):
-    """Iterate over ``tau`` ``[C]`` local steps; yield which clients take a step, ``None`` for all."""
+    """Iterate over local steps; each value is a mask of the clients that take the step, or ``None`` for all.
+
+    Args:
+        tau: number of local steps of each client, ``[C]``.
+    """
     return [None] * int(tau[0]) if (tau == tau[0]).all() else oracle.steps(tau)

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
@@ -47,7 +47,7 @@ class FedSGDAPlus(Algorithm):
 
     source = "Wu et al. 2023, FedSGDA+"
     cites = ("wu2023fedsgdam",)
-    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     steps = "K"
     shared = Record(x="x", y="y", snapshot="x")
@@ -61,7 +61,7 @@ class FedSGDAPlus(Algorithm):
         message.dx, message.dy = x - shared.x, y - shared.y
 
     def server_round(self, now, shared, mean):
-        keep_snapshot(now, shared, self.S)
+        store_snapshot(now, shared, self.S)
         shared.x = now.sets.x(shared.x + self.gamma_x * mean.dx)
         shared.y = now.sets.y(shared.y + self.gamma_y * mean.dy)
 
@@ -86,7 +86,7 @@ class FedSGDAM(Algorithm):
 
     source = "Wu et al. 2023, FedSGDA-M"
     cites = ("wu2023fedsgdam",)
-    paper_cost = "up 2D (points and estimators); down 2D; 1 phase; 2 gradients a step"
+    paper_cost = "up 2D (points and estimators); down 2D; 1 phase; 2 gradients per step"
     calls_per_step = 2
     partial_participation = False
     steps = "Q"

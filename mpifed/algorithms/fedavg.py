@@ -34,7 +34,7 @@ __all__ = ["SERVERS", "Adagrad", "Adam", "Average", "FedAvg", "Momentum", "Serve
 
 @hyperparameters
 class Average:
-    """The direction is Δ."""
+    """Plain averaging: the direction is Δ."""
 
     moments = ()
 
@@ -48,7 +48,7 @@ class Average:
 
 @hyperparameters
 class Momentum(Average):
-    """m ← β m + Δ (Hsu et al. 2019)."""
+    """Momentum on the server: m ← β m + Δ (Hsu et al. 2019)."""
 
     beta: float = Field(default=0.9, ge=0, lt=1, description="decay β of the momentum")
 
@@ -61,7 +61,7 @@ class Momentum(Average):
 
 @hyperparameters
 class Adagrad(Average):
-    """v ← v + Δ²."""
+    """Adagrad on the server: v ← v + Δ² (Reddi et al. 2021)."""
 
     beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay β_1 of the first moment")
     tau: float = Field(default=1e-3, gt=0, description="offset τ; smaller values are more adaptive")
@@ -77,13 +77,13 @@ class Adagrad(Average):
         return shared.m / (shared.v.sqrt() + self.tau)
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return the new second moment."""
+        """Return the new second moment for the square of Δ, ``[d]``."""
         return v + square
 
 
 @hyperparameters
 class Adam(Adagrad):
-    """v ← β_2 v + (1 - β_2) Δ², without bias correction."""
+    """Adam on the server: v ← β_2 v + (1 - β_2) Δ², without bias correction (Reddi et al. 2021)."""
 
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment")
@@ -94,7 +94,7 @@ class Adam(Adagrad):
 
 @hyperparameters
 class Yogi(Adam):
-    """v ← v - (1 - β_2) Δ² sign(v - Δ²)."""
+    """Yogi on the server: v ← v - (1 - β_2) Δ² sign(v - Δ²) (Reddi et al. 2021)."""
 
     def second(self, v, square):
         return v - (1 - self.beta_2) * square * torch.sign(v - square)
@@ -118,7 +118,7 @@ class FedAvg(Algorithm):
     source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"
     cites = ("mcmahan2017fedavg", "reddi2021fedopt", "hsu2019fedavgm")
     family = "minimisation"
-    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "K"
     message = Record(dx="x")
 

@@ -7,10 +7,10 @@ the form "sgd" takes uncorrected local steps.
 
 Readings:
 
-* *Step sizes.* They are not divided by the number of local steps, unlike in the theory.
+* *Step sizes.* They are not divided by the number of local steps. In the paper's theory they are.
 * *Samples.* A corrected local step evaluates one sample at both points. The averaged gradients are computed
   on minibatches.
-* *Cohorts.* There is one per round, or with ``fresh_cohort`` one per call.
+* *Cohorts.* One cohort is sampled per round, or with ``fresh_cohort`` one per call.
 * *Sets.* If the problem has sets, a block is projected after every local step, so its average is in the set.
   The paper has no sets. A constrained saddle point is a fixed point, because the first local step has the
   same direction at all clients.
@@ -50,8 +50,8 @@ class FedNest(Algorithm):
     source = "Tarzanagh et al. 2022, FedNest"
     cites = ("tarzanagh2022fednest",)
     paper_cost = (
-        "up and down 2T|y| + 2|x|; 2T + 2 phases; 2 gradients a step and T + 1 more; "
-        "LFedNest: T|y| + |x|; T + 1 phases; 1 gradient a step"
+        "up and down 2T|y| + 2|x|; 2T + 2 phases; 2 gradients per step and T + 1 more; "
+        "LFedNest: T|y| + |x|; T + 1 phases; 1 gradient per step"
     )
     steps = "tau"
 
@@ -69,11 +69,12 @@ class FedNest(Algorithm):
     def phases(self) -> tuple[Phase, ...]:
         inner = [Phase(self.gather_y, Record(q="y")), Phase(self.ascend, Record(y="y"))]
         outer = [Phase(self.gather_x, Record(h="x")), Phase(self.descend, Record(x="x"))]
-        inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]
+        inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]  # "sgd" gathers no gradient
         if not self.fresh_cohort:
             return (*inner * self.T, *outer)
-        again, outer[0] = [replace(inner[0], new_cohort=True), *inner[1:]], replace(outer[0], new_cohort=True)
-        return (*inner, *again * (self.T - 1), *outer)
+        # The first inner call uses the cohort of the round.
+        later, outer[0] = [replace(inner[0], new_cohort=True), *inner[1:]], replace(outer[0], new_cohort=True)
+        return (*inner, *later * (self.T - 1), *outer)
 
     def gather_y(self, now, shared, client, message, oracle):
         message.q = oracle.grad(shared.x, shared.y, oracle.sample())[1]

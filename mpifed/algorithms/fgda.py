@@ -21,10 +21,11 @@ Readings:
   ``local``: clients execute lines 15-16 from their own estimators at every t; without noise and matrices this
   is Local-GDA. ``mean_after``: the same, and then w_{t+1} and v_{t+1} are averaged, as in Lemma 11, in an
   additional phase at the start of the next round, where the initial estimators remain local. ``box``: the
-  printed line numbers, with which clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never
-  change. The experiments of the paper only need the default.
+  box as printed; clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never change. The
+  experiments of the paper only need the default.
 * *Signs.* Descent in x, ascent in y. The minus sign in ŷ in section 4 is a misprint.
-* *Letters.* α is the weight of v and y, β of w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
+* *Letters.* α is the weight in v (y), β the weight in w (x). ``alpha`` and ``beta`` at t are α_{t+1} and
+  β_{t+1}.
 * *Line 6.* a_{t-1} is the moment of the previous synchronisation, because a is only computed there.
 * *Sets.* Points are projected after the convex combinations of lines 8 and 12. The paper has no set for x.
   ``project_y = "step"`` projects ŷ before the convex combination, which is feasible for η_t ≤ 1.
@@ -77,7 +78,7 @@ class AdaFGDA(Algorithm):
     source = "Huang et al. 2024, Algorithm 1"
     cites = ("huang2024adafgda",)
     paper_cost = (
-        "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients a step"
+        "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients per step"
     )
     calls_per_step = 2
     partial_participation = False

@@ -1,4 +1,4 @@
-"""FLRA (Reisizadeh et al. 2020): each client has its own adversary, which it does not send.
+"""FLRA (Reisizadeh et al. 2020): each client has a separate adversary, which it does not send.
 
 The problem is min over w of the mean of max over ψ_i of f_i(w, ψ_i). The block y of the problem is the ψ_i of
 one client, which stores it between rounds. The problem of the paper is ``AffineShift``.
@@ -32,7 +32,7 @@ class FLRA(Algorithm):
 
     source = "Reisizadeh et al. 2020, FLRA"
     cites = ("reisizadeh2020flra",)
-    paper_cost = "up |x|; down |x|; 1 phase; 1 gradient a step"
+    paper_cost = "up |x|; down |x|; 1 phase; 1 gradient per step"
     steps = "tau"
     shared = Record(x="x")
     client = Record(y="y")

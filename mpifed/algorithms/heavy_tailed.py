@@ -11,9 +11,9 @@ Readings:
 * *Momentum.* β is the weight of the fresh gradient, and 1 - β of the global momentum of the previous round,
   which is constant during a round.
 * *Control variates.* They are averages of the gradients of the round, not of the momenta.
-* *Misprint.* X_{t+1,i} of FedMuon-DA is X_{t,i+1}.
-* *Global step.* γ / (η p) times the averaged displacement (line 11).
-* *Blocks.* x and y are normalised, clipped or orthogonalised separately, and 0/0 is 0.
+* *Misprint.* X_{t+1,i} in FedMuon-DA is read as X_{t,i+1}.
+* *Global step.* It is γ / (η p) times the averaged displacement (line 11).
+* *Blocks.* x and y are normalised, clipped or orthogonalised separately. The direction of u = 0 is 0.
 * *First round.* The paper does not specify u_{-1} and g_{-1}; ``first_round`` selects them:
 
   * ``beta_one`` (default): β = 1 in the first round and zero variates, as in the proof;
@@ -59,7 +59,7 @@ class _HeavyTailed(Algorithm):
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
 
-    paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
+    paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient per step"
     partial_participation = False
     steps = "p"
     shared = Record(x="x", y="y", u=not_sent("x"), v=not_sent("y")) | _VARIATES

@@ -1,4 +1,4 @@
-"""Local AMSGrad (Chen, Li & Li 2020): adaptive local steps with a second moment that all clients share.
+"""Local AMSGrad (Chen, Li & Li 2020): adaptive local steps with the same second moment at all clients.
 
 m and v are moving averages of a client's gradients and of their squares; v̂ scales the steps. If each client
 had its own v̂, clients with large gradients would have less weight, and the fixed point would not be the
@@ -49,7 +49,7 @@ class LocalAMSGrad(Algorithm):
 
     source = "Chen, Li & Li 2020, Local AMSGrad"
     cites = ("chen2020localamsgrad",)
-    paper_cost = "up 2D (point and second moment); down 2D; 2 phases; 1 gradient a step"
+    paper_cost = "up 2D (point and second moment); down 2D; 2 phases; 1 gradient per step"
     partial_participation = False
     steps = "K"
     shared = Record(x="x", y="y", v_hat=("x", "y"))

@@ -11,8 +11,8 @@ Readings:
   synchronisations only, and is used only in the gradient of y.
 * *Order of a momentum step.* The step along d comes first. The fresh gradient is evaluated at the client's
   new point before averaging. x, y and both momenta are averaged.
-* *Start of the momentum.* d_0 is each client's gradient on sample 0 of round 0. ``average_start`` averages it
-  in an additional phase.
+* *Start of the momentum.* d_0 is each client's gradient on sample 0 of round 0. ``average_start`` averages
+  d_0 in an additional phase.
 * *Momentum-Local-SGDA+.* No source states this method. It is Momentum-Local-SGDA with y's gradient at x̃.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
@@ -39,7 +39,7 @@ class LocalSGDA(Algorithm):
 
     source = "Deng & Mahdavi 2021, Local-SGDA"
     cites = ("deng2021localsgda",)
-    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "q"
     shared = Record(x="x", y="y")
     message = Record(x="x", y="y")
@@ -65,7 +65,7 @@ class LocalSGDAPlus(Algorithm):
 
     source = "Deng & Mahdavi 2021, Local-SGDA+"
     cites = ("deng2021localsgda",)
-    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     steps = "q"
     shared = Record(x="x", y="y", snapshot="x")
@@ -84,7 +84,7 @@ class LocalSGDAPlus(Algorithm):
         message.x, message.y = x, y
 
     def server_round(self, now, shared, mean):
-        keep_snapshot(now, shared, self.S // self.q)
+        store_snapshot(now, shared, self.S // self.q)
         shared.x, shared.y = now.sets.x(mean.x), now.sets.y(mean.y)
 
 
@@ -104,7 +104,7 @@ class MomentumLocalSGDA(Algorithm):
 
     source = "Sharma et al. 2022, Momentum-Local-SGDA"
     cites = ("sharma2022momentum",)
-    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 1 gradient a step"
+    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 1 gradient per step"
     partial_participation = False
     steps = "q"
     shared = Record(x="x", y="y", dx="x", dy="y")
@@ -136,7 +136,7 @@ class MomentumLocalSGDA(Algorithm):
         message.x, message.y, message.dx, message.dy = x, y, dx, dy
 
     def snapshot(self, now, shared):
-        """Return the x of y's gradient; ``None`` for the client's x."""
+        """Return the x at which the gradient in y is evaluated; ``None`` for the client's x."""
         return None
 
 
@@ -152,7 +152,7 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
 
     source = "Huang et al. 2024, section 6.3, after Sharma et al. 2022"
     cites = ("huang2024adafgda", "sharma2022momentum")
-    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 2 gradients a step, of one block each"
+    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     shared = Record(x="x", y="y", dx="x", dy="y", snapshot="x")
 
@@ -165,7 +165,7 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
         return snapshot_of(now, shared, self.S // self.q)
 
     def server_round(self, now, shared, mean):
-        keep_snapshot(now, shared, self.S // self.q)
+        store_snapshot(now, shared, self.S // self.q)
         shared.x, shared.y = now.sets.x(mean.x), now.sets.y(mean.y)
         shared.dx, shared.dy = mean.dx, mean.dy
 

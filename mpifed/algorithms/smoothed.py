@@ -9,11 +9,11 @@ Readings:
 
 * *Local steps.* They are those of Local-SGDA. Points are projected in every local step and at the server; the
   paper has a set for y only.
-* *Smoothing.* The proximal term p (x_t - z_t) is applied at the server only, with weight η_xl η_xg K. z moves
-  towards x_{t+1}, and z_0 = x_0.
-* *Averages.* They are over the sampled clients.
+* *Smoothing.* The gradient p (x_t - z_t) of the proximal term is applied at the server only, with the weight
+  η_xl η_xg K. z moves towards x_{t+1}, and z_0 = x_0.
+* *Averages.* The server averages over the sampled clients.
 * *Smoothed-GDA.* Updates are simultaneous as in the paper: y uses x_t. With ``alternating``, y uses x_{t+1}.
-* *Values of p.* The theory has p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
+* *Values of p.* The theory uses p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FSGDA(Algorithm):
 
     source = "Yang et al. 2022, FSGDA"
     cites = ("yang2022sagda",)
-    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "K"
     shared = Record(x="x", y="y")
     message = Record(dx="x", dy="y")
@@ -58,10 +58,10 @@ class FSGDA(Algorithm):
 
 @hyperparameters
 class FESSGDA(FSGDA):
-    """FESS-GDA: FSGDA with a smoothing point z towards which the server's x is pulled."""
+    """FESS-GDA: FSGDA with a proximal term (p/2)‖x - z‖² in the server's step, and a smoothing point z."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
-    beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
+    beta: float = Field(default=0.5, ge=0, le=1, description="step size β of the smoothing point z")
 
     source = "Shen et al. 2024, Algorithm 1"
     cites = ("shen2024fessgda",)
@@ -71,8 +71,8 @@ class FESSGDA(FSGDA):
         shared.z = shared.x
 
     def server_round(self, now, shared, mean):
-        pull = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
-        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - pull)                      # line 13
+        proximal = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - proximal)                      # line 13
         shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)                             # line 14
         shared.z += self.beta * (shared.x - shared.z)                                       # line 15
 
@@ -84,7 +84,7 @@ class SmoothedGDA(Algorithm):
     eta_x: float = Field(ge=0, description="step size of x (descent)")
     eta_y: float = Field(ge=0, description="step size of y (ascent)")
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is plain GDA")
-    beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
+    beta: float = Field(default=0.5, ge=0, le=1, description="step size β of the smoothing point z")
     alternating: bool = Field(
         default=False, description="compute the gradient of y at the new x (a second phase)"
     )

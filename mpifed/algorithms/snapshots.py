@@ -1,27 +1,27 @@
-"""The snapshot x̃ of the "+" methods: y's gradient is evaluated at (x̃, y), x's at (x, y), with one sample.
+"""The snapshot x̃ of the "+" methods: ∇_y is evaluated at (x̃, y) and ∇_x at (x, y), on the same sample.
 
-x̃ is the averaged x at the start of every ``period``-th round, from the first. In such a round it equals x.
-In other rounds clients read it from the field ``snapshot`` of ``shared``, so it counts as sent after each
-update, and with partial participation in each of these rounds.
+x̃ is updated to the averaged x at the start of rounds 1, 1 + period, 1 + 2 period, ... In these rounds clients
+use x. In other rounds they read the field ``snapshot`` of ``shared``, which counts as downloaded once after
+each update, and with partial participation in each of these rounds.
 """
 
 from __future__ import annotations
 
-__all__ = ["gradients", "keep_snapshot", "snapshot_of"]
+__all__ = ["gradients", "store_snapshot", "snapshot_of"]
 
 
-def _renews(now, period: int) -> bool:
+def _is_updated(now, period: int) -> bool:
     return (now.round - 1) % period == 0
 
 
 def snapshot_of(now, shared, period: int):
-    """Return x̃ of this round, ``[d]``, in a client function."""
-    return shared.x if _renews(now, period) else shared.snapshot
+    """Return x̃ of this round, ``[d]``. A client function calls it."""
+    return shared.x if _is_updated(now, period) else shared.snapshot
 
 
-def keep_snapshot(now, shared, period: int) -> None:
-    """Store x̃ for later rounds, in a server function before it updates x."""
-    if _renews(now, period):
+def store_snapshot(now, shared, period: int) -> None:
+    """Store x̃ for later rounds. A server function calls it before it updates x."""
+    if _is_updated(now, period):
         shared.snapshot = shared.x
 
 

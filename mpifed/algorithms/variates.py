@@ -1,9 +1,8 @@
 """SAGDA (Yang et al. 2022) and SCAFFOLD (Karimireddy et al. 2020): local steps corrected by control variates.
 
-A client takes steps along g_i - c_i + c, where c_i is its own variate, an estimate of its gradient, and c is
-the server's, an estimate of the mean gradient. Line numbers in the margin are those of SCAFFOLD's Algorithm
-1, whose y_i is (x_i, y_i) here; ``shared.cx`` and ``shared.cy`` are c, ``client.cx`` and ``client.cy`` are
-c_i.
+Client i takes steps along g_i - c_i + c. Its control variate c_i estimates its gradient; the server's c
+estimates the mean gradient. Line numbers in the margin are those of Algorithm 1 of SCAFFOLD, whose local
+point y_i is (x_i, y_i) here. ``shared.cx`` and ``shared.cy`` are c; ``client.cx`` and ``client.cy`` are c_i.
 
 Readings:
 
@@ -13,12 +12,13 @@ Readings:
 * *Option I* of SCAFFOLD sets c_i to the gradient at the round's starting point, on all local data or on one
   further sample after the K samples of the local steps.
 * *Minimax.* SCAFFOLD is stated for minimisation. If the problem has a block y, y ascends simultaneously, with
-  the same step sizes and its own variate.
-* *Cohorts.* c is updated by the cohort's share of the total weight, |S| / N for equal weights.
-* *Start.* Stored variates start at 0, so the first round is that of FSGDA.
+  the same step sizes and a separate control variate.
+* *Cohorts.* The averaged change of the c_i is added to c with the cohort's share of the total weight, |S| / N
+  for equal weights.
+* *Start.* Stored variates start at 0, so the first round is a round of FSGDA.
 * *Sets.* If the problem has sets, both blocks are projected after every local step and at the server; the
   papers have no sets. Option II uses the projected displacement, so c_i lacks the part of the gradient that
-  the projection removes. Only c - c_i enters a step. If no client moves, c = 0 and the average gradient
+  the projection removes. Steps depend on c - c_i only. If no client moves, c = 0 and the average gradient
   points out of the set, so a limit is a stationary point of the constrained problem.
 """
 
@@ -72,7 +72,7 @@ class _Corrected(Algorithm):
         shared.cy += now.cohort_weight * mean.dcy
 
     def change(self, shared, client, message, oracle):
-        """Return c_i⁺ - c_i, where c_i⁺ is the mean gradient of the round, computed from the displacement."""
+        """Return c_i⁺ - c_i for the new variate of option II, c_i⁺ = c_i - c - displacement / (K η_l)."""
         mean_x, mean_y = -message.dx / (self.K * self.eta_xl), message.dy / (self.K * self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 
@@ -91,7 +91,7 @@ class SAGDA(_Corrected):
 
     source = "Yang et al. 2022, SAGDA"
     cites = ("yang2022sagda",)
-    paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient a step, fresh: and 1 a round"
+    paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient per step, fresh: and 1 per round"
 
     @property
     def client(self) -> Record:
@@ -122,7 +122,7 @@ class SCAFFOLD(_Corrected):
 
     source = "Karimireddy et al. 2020, Algorithm 1"
     cites = ("karimireddy2020scaffold",)
-    paper_cost = "up 2D; down 2D; 1 phase; 1 gradient a step, option I: and 1 a round"
+    paper_cost = "up 2D; down 2D; 1 phase; 1 gradient per step, option I: and 1 per round"
 
     @property
     def minibatch_alternative(self) -> str:

@@ -75,7 +75,7 @@ class LSGD(_Local):
 
     source = "Wang & Kale n.d., eq. 11"
     cites = ("wang_nd_slippax",)
-    paper_cost = "up D; down D; 1 phase; 1 operator value a step"
+    paper_cost = "up D; down D; 1 phase; 1 operator value per step"
 
     def step(self, z, oracle):
         z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
@@ -88,7 +88,7 @@ class ExtraStepLocalSGD(_Local):
 
     source = "Beznosikov et al. 2022"
     cites = ("beznosikov2022extragradient",)
-    paper_cost = "up D; down D; 1 phase; 2 operator values a step"
+    paper_cost = "up D; down D; 1 phase; 2 operator values per step"
     calls_per_step = 2
 
     def extrapolate(self, z, oracle):
@@ -111,7 +111,7 @@ class LESGD(ExtraStepLocalSGD):
     )
     source = "Wang & Kale n.d., eq. 4"
     cites = ("wang_nd_slippax", "beznosikov2022extragradient")
-    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values per step"
 
     shared = Record(z="z", average=not_sent("z"), x="z")
     client = Record(z=within_round("z"))
@@ -152,7 +152,7 @@ class ExtraSGD(Algorithm):
     source = "Beznosikov, Samokhin & Gasnikov 2025"
     cites = ("beznosikov2025distributed",)
     family = "operator"
-    paper_cost = "up 2D; down 2D; 2 phases; 2 b operator values a step, one step a round"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 b operator values per step, one step per round"
     output = "average"
     averages = {"z": "average"}
 
@@ -202,13 +202,13 @@ class LIPPAX(_Local):
     source = "Wang & Kale n.d., LIPPAX"
     cites = ("wang_nd_slippax",)
     example = {"L": 1.0}
-    paper_cost = "up D; down D; 1 phase; H + 1 operator values a step"
+    paper_cost = "up D; down D; 1 phase; H + 1 operator values per step"
 
     def __post_init__(self):
         if self.eta == 0:
             raise ValueError("eta: expected a number > 0, because the inner problem divides by it, got 0")
         if self.gamma is None and self.L is None and self.H > 0:
-            raise ValueError("set gamma, or L for gamma = 1 / (eta (L + 1/eta)^2)")
+            raise ValueError("expected gamma, or L for gamma = 1 / (eta (L + 1/eta)^2), got neither")
 
     @property
     def calls_per_step(self) -> int:
@@ -216,7 +216,7 @@ class LIPPAX(_Local):
 
     @property
     def inner_rate(self) -> float:
-        """γ."""
+        """The inner step size γ."""
         return self.gamma or 1 / (self.eta * (self.L + 1 / self.eta) ** 2)
 
     def step(self, z, oracle):
@@ -246,7 +246,7 @@ class SLIPPAX(LIPPAX):
     def __post_init__(self):
         LIPPAX.__post_init__(self)
         if isinstance(self.delta, str) and self.sigma is None:
-            raise ValueError(f"delta = {self.delta!r} needs sigma")
+            raise ValueError(f"delta = {self.delta!r} needs sigma: set sigma, or delta to a number")
 
     def smoothed(self, x, oracle):
         power = {"derived": 0.25, "theorem": 0.5}.get(self.delta)

@@ -17,7 +17,7 @@ from mpifed.base.settings import Section, choice, hyperparameters
 __all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "TopK"]
 
 #: Bytes of the index of an element.
-INDEX = 4
+INDEX_BYTES = 4
 
 
 @hyperparameters
@@ -35,7 +35,7 @@ class TopK:
         """Return k for vectors of ``size`` elements."""
         return max(1, round(self.ratio * size))
 
-    def whole(self, size: int) -> bool:
+    def is_lossless(self, size: int) -> bool:
         """Return whether a vector of ``size`` elements is sent uncompressed."""
         return self.kept(size) == size
 
@@ -44,13 +44,13 @@ class TopK:
 
         It consists of values and 4-byte indices, or of all values if that takes less.
         """
-        return min(self.kept(size) * (item + INDEX), size * item)
+        return min(self.kept(size) * (item + INDEX_BYTES), size * item)
 
     def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
         """Return the compressed rows of ``values`` ``[C, d]``; ``draws`` and ``contract`` are not used."""
-        sizes, kept = values.abs(), self.kept(values.shape[-1])
-        least = sizes.topk(kept, dim=-1, sorted=True).values[:, -1:]
-        above, ties = sizes > least, sizes == least
+        magnitudes, kept = values.abs(), self.kept(values.shape[-1])
+        threshold = magnitudes.topk(kept, dim=-1, sorted=True).values[:, -1:]
+        above, ties = magnitudes > threshold, magnitudes == threshold
         ties &= ties.cumsum(-1) <= kept - above.sum(-1, keepdim=True)
         return torch.where(above | ties, values, 0.0)
 
@@ -67,13 +67,13 @@ class QSGD:
 
     random: ClassVar[bool] = True
 
-    def whole(self, size: int) -> bool:
+    def is_lossless(self, size: int) -> bool:
         """Return whether a vector of ``size`` elements is sent uncompressed: if it has one element."""
         return size == 1
 
     def bytes(self, size: int, item: int) -> int:
         """Return the bytes of a norm, and of sign and level of each entry with a fixed number of bits."""
-        return item if self.whole(size) else item + -(-size * (1 + self.levels.bit_length()) // 8)
+        return item if self.is_lossless(size) else item + -(-size * (1 + self.levels.bit_length()) // 8)
 
     def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
         """Return the compressed rows of ``values`` ``[C, d]``.
@@ -83,9 +83,9 @@ class QSGD:
             contract: whether to divide by 1 + ω.
         """
         norms = _sums(values * values).sqrt()
-        shares = (values.abs() * (self.levels / norms)).clamp(max=self.levels)
-        low = shares.floor()
-        levels = low + (draws < (shares - low).double())
+        scaled = (values.abs() * (self.levels / norms)).clamp(max=self.levels)
+        low = scaled.floor()
+        levels = low + (draws < (scaled - low).double())
         size = values.shape[-1]
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels) if contract else 0.0
         sent = values.sign() * levels * (norms / (self.levels * (1 + omega)))

@@ -30,19 +30,26 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageFolder", "UserFolder"]
 
-_KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
-#: Their names in Pillow. Other formats are excluded: Pillow runs an external program to read EPS.
+_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
+#: The names of these formats in Pillow. Other formats are excluded; for example, Pillow runs an external
+#: program to read EPS.
 _FORMATS = ("JPEG", "PNG", "BMP", "PPM")
 #: Pillow's modes with more than one byte per channel, which conversion to RGB would truncate.
 _WIDE = ("I", "F")
-#: Greatest number of bytes of an image file or of the list of classes.
+#: Maximum number of bytes of an image file or of the list of classes.
 _LARGEST = 2**26
 _ANNOTATIONS = "val/val_annotations.txt"
 
 
 @dataclass(frozen=True, eq=False)
 class _Tree:
-    """The path of a tree of files, the names of the files below it, and a function that reads a file."""
+    """A folder or an archive.
+
+    Attributes:
+        path: its path.
+        names: names of the files in it, relative to the path.
+        read: returns the content of a file.
+    """
 
     path: Path
     names: list[str]
@@ -152,7 +159,7 @@ class UserFolder:
 
 
 def _images(source: Source, root: str, size: int | None = None) -> Images:
-    """The images of the folder ``root`` or its archive, resized where ``size`` is given."""
+    """Return the images of the folder ``root`` or its archive, resized to ``size`` if it is given."""
     tree = _tree(source, root)
     train, validation, test = _parts(tree)
     if not train or not test:
@@ -184,8 +191,10 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
 
 
 def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """File → class of the training, validation and test images. Without a test split the validation images
-    are used for testing."""
+    """Return file → class of the training, validation and test images.
+
+    Without a test split the validation images are used for testing.
+    """
     train = _classified(tree, "train")
     if _ANNOTATIONS in tree.names:
         return train, {}, _annotated(tree)
@@ -195,12 +204,12 @@ def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]
 
 
 def _tree(source: Source, root: str) -> _Tree:
-    """The folder, or else the archive."""
+    """Return the folder ``root``, or the archive if there is no such folder."""
     folder = source.folder / root if source.folder else None
     if folder and folder.is_dir():
         names = relative_names(folder)
         with parsing(folder, "a folder of images", "a file that cannot be read: "):
-            source.note(root, folder, folder_chunks(folder, names))
+            source.record_file(root, folder, folder_chunks(folder, names))
         return _Tree(folder, names, lambda name: _read(folder / name))
     expected = f"a zip archive of the folder {root}"
     archive = f"{root}.zip"
@@ -231,13 +240,13 @@ def _check_length(length: int) -> None:
 
 
 def _classified(tree: _Tree, part: str) -> dict[str, str]:
-    """File → class of the images in ``part/CLASS/``."""
-    split = {name: name.split("/") for name in tree.names if name.lower().endswith(_KINDS)}
+    """Return file → class of the images in ``part/CLASS/``."""
+    split = {name: name.split("/") for name in tree.names if name.lower().endswith(_SUFFIXES)}
     return {name: parts[1] for name, parts in split.items() if parts[0] == part and len(parts) > 2}
 
 
 def _annotated(tree: _Tree) -> dict[str, str]:
-    """File → class of the images in ``val/images``, from the list of annotations."""
+    """Return file → class of the images in ``val/images``, from the list of annotations."""
     where = f"{tree.path}, {_ANNOTATIONS}"
     expected = "one line per image of val/images: its name, a tab and its class"
     with parsing(where, expected, "a file that cannot be read: "):
@@ -256,7 +265,7 @@ def _annotated(tree: _Tree) -> dict[str, str]:
 
 
 def _size(tree: _Tree, name: str) -> tuple[int, int]:
-    """Height and width of an image, read from its header."""
+    """Return height and width of an image, read from its header."""
     with (
         parsing(f"{tree.path}, {name}", "an image", "a file that cannot be read: "),
         _opened(tree, name) as image,

@@ -37,12 +37,13 @@ CIFAR10_MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 CIFAR100_MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
-#: Bytes of a CIFAR image; greatest number of bytes of its label and file name; and of images in a batch.
+#: Bytes of a CIFAR image; maximum number of bytes of its label and file name; maximum number of images in a
+#: batch.
 _PIXELS, _WORDS, _IMAGES = 3072, 1024, 60_000
 
 
 def load_digits(data_dir: str | None = None) -> Images:
-    """The 1,797 digits of 8 x 8 pixels in scikit-learn; every fifth (index % 5 == 4) is a test image.
+    """Read scikit-learn's 1,797 digits of 8 x 8 pixels; every fifth (index % 5 == 4) is a test image.
 
     The file is read directly because importing scikit-learn takes a second on every rank.
     """
@@ -55,7 +56,7 @@ def load_digits(data_dir: str | None = None) -> Images:
 
 
 def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, np.ndarray]:
-    """Path and read-only uint8 array of an IDX file of unsigned bytes of this ``shape``.
+    """Return the path of an IDX file of unsigned bytes, and its content as a read-only array of ``shape``.
 
     Raises:
         DataError: the file cannot be read, or its type, dimensions or length differ.
@@ -162,7 +163,7 @@ class Cifar:
         )
 
     def _batch(self, source: Source, name: str) -> tuple[np.ndarray, torch.Tensor]:
-        """Pixels ``[n, 3, 32, 32]`` and labels of a batch."""
+        """Return the pixels ``[n, 3, 32, 32]`` and labels of a batch."""
         published = f" with the MD5 sum {self.md5[name]}" if self.md5 else ""
         expected = (
             f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"

@@ -18,9 +18,9 @@ from mpifed.data.sources import DataError, Source, opened, parsing
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["LibSVM", "expect_dense_room", "read_rows"]
+__all__ = ["LibSVM", "expect_dense_memory", "read_rows"]
 
-#: Greatest length of a row's label, and of one of its cells.
+#: Maximum length of a row's label, and of one of its cells.
 _LABEL, _CELL = 64, 64
 #: A warning reports dense samples of at least ``LARGE`` bytes with less than this share of nonzero numbers.
 LARGE, SPARSE = 2**28, 0.01
@@ -58,7 +58,7 @@ class LibSVM:
         return Table(rows[~test], labels[~test], rows[test], labels[test], source.files)
 
     def _read(self, source: Source, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``[n, d]``, float32, and labels 0 or 1."""
+        """Return rows ``[n, d]``, float32, and labels, 0 or 1."""
         low, high = self.labels
         expected = f"{count} rows of LIBSVM text with labels {low} and {high} and columns 1 to {self.columns}"
         limit = count * (_LABEL + _CELL * self.columns)
@@ -76,12 +76,12 @@ class LibSVM:
 def read_rows(
     source: Source, name: str, expected: str, columns: int | None = None, limit: int | None = None
 ) -> tuple[csr_matrix, np.ndarray]:
-    """Rows ``[n, d]``, sparse, float32, and labels ``[n]``, float64, of a file.
+    """Return the sparse rows ``[n, d]``, float32, and labels ``[n]``, float64, of a file.
 
     Args:
         expected: a description of the file, for messages.
         columns: number of columns, by default the largest that occurs.
-        limit: greatest number of bytes of the file.
+        limit: maximum number of bytes of the file.
 
     Raises:
         DataError: the file is missing or damaged, or has values that are not finite.
@@ -98,7 +98,7 @@ def read_rows(
         try:
             sparse, labels = parse(text)
         except Exception:  # the parser does not report the line number
-            number, line = _first_bad(list(io.BytesIO(text)), parse)
+            number, line = _first_invalid_line(list(io.BytesIO(text)), parse)
             with parsing(path, expected, f"in line {number}: "):
                 parse(line)
             raise
@@ -109,9 +109,10 @@ def read_rows(
     return sparse, labels
 
 
-def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) -> None:
-    """Check that rows fit into memory as dense samples, which all methods use; warn if they are :data:`LARGE`
-    and nearly all zero.
+def expect_dense_memory(rows: csr_matrix, what: str, where: Callable[[int], str]) -> None:
+    """Check that rows fit into memory as dense samples, which all methods use.
+
+    Warns if they need at least :data:`LARGE` bytes and nearly all elements are 0.
 
     Args:
         rows: ``[n, d]``.
@@ -137,8 +138,8 @@ def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) 
         warnings.warn(f"{text}, {share} of them not 0, take {size} as dense float32", stacklevel=2)
 
 
-def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:
-    """Number and text of the first line that ``parse`` cannot read, by bisection."""
+def _first_invalid_line(lines: list[bytes], parse) -> tuple[int, bytes]:
+    """Return the number and text of the first line that ``parse`` cannot read, by bisection."""
     start, stop = 0, len(lines)
     while stop - start > 1:
         middle = (start + stop) // 2

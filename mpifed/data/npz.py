@@ -12,7 +12,7 @@ import torch
 
 from mpifed.core.problem import DataFile
 from mpifed.data.samples import Images, Pixels, expect_labels
-from mpifed.data.sources import DataError, Source, bound, opened, parsing
+from mpifed.data.sources import DataError, Source, max_unpacked_bytes, opened, parsing
 
 __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 
@@ -25,7 +25,7 @@ Wanted = dict[str, tuple[type, int | tuple[int, ...]]]
 
 
 def read_arrays(source: Source, name: str, wanted: Wanted | None = None) -> tuple[Path, str, Arrays]:
-    """Path, description and arrays of an archive; without ``wanted`` all of its arrays.
+    """Return the path, a description and the arrays of an archive; without ``wanted``, all of its arrays.
 
     The lengths in the archive's directory are checked first, because a few compressed bytes can represent a
     terabyte.
@@ -36,14 +36,14 @@ def read_arrays(source: Source, name: str, wanted: Wanted | None = None) -> tupl
     names = ", ".join(f"{key} of {_described(*one)}" for key, one in (wanted or {}).items())
     expected = "a NumPy archive with " + (f"the arrays {names}" if wanted else "arrays of numbers and words")
     path, content = source.read(name, expected)
-    arrays, room = {}, bound(path)
+    arrays, room = {}, max_unpacked_bytes(path)
     with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        if lacking := [key for key in wanted or () if key not in members]:
-            raise ValueError(f"no {', '.join(lacking)} among {', '.join(members) or 'no arrays'}")
+        if missing := [key for key in wanted or () if key not in members]:
+            raise ValueError(f"no {', '.join(missing)} among {', '.join(members) or 'no arrays'}")
         for key in wanted or members:
             if (room := room - members[key].file_size) < 0:
-                raise ValueError(f"more than {bound(path)} bytes, {key} among them")
+                raise ValueError(f"more than {max_unpacked_bytes(path)} bytes, {key} among them")
             with archive.open(members[key]) as member:
                 array = np.lib.format.read_array(member, allow_pickle=False)
                 if member.read(1):  # the checksum, too, is verified at the end of the member
@@ -100,18 +100,22 @@ class MedMnist:
                 f"{labels.shape} for {len(pixels)} images"
             )
         expect_labels(labels[:, 0], self.classes, f"{path}, {part}_labels")
-        if lacking := sorted({*range(self.classes)} - set(labels[:, 0].tolist())):
+        if missing := sorted({*range(self.classes)} - set(labels[:, 0].tolist())):
             raise DataError(
                 f"{path}: expected {part} images of all {self.classes} classes, found none of class "
-                f"{lacking[0]}"
+                f"{missing[0]}"
             )
         return Pixels(pixels[:, None]), torch.from_numpy(labels[:, 0].astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Omniglot:
-    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True for ink: ``background`` for training,
-    ``evaluation`` for testing; and the files read."""
+    """Omniglot's drawings ``[characters, 20, 105, 105]``, bool, True for ink.
+
+    Attributes:
+        background, evaluation: drawings for training and for testing.
+        files: the files read, by name.
+    """
 
     background: np.ndarray
     evaluation: np.ndarray
@@ -119,8 +123,9 @@ class Omniglot:
 
 
 def load_omniglot(data_dir: str | None = None) -> Omniglot:
-    """Omniglot's 964 + 659 characters, each drawn by twenty people, from two NumPy archives of bits (True:
-    paper).
+    """Read Omniglot's 964 + 659 characters, each drawn by twenty people, from two NumPy archives.
+
+    In the archives, True means paper.
 
     Raises:
         DataError: a file is missing, damaged or not the expected one.

@@ -1,9 +1,9 @@
 """Partitions of labelled samples among clients.
 
 A partition is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the
-binary labels of the meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one
+binary labels positive or negative ``[n]`` (bool), the number of clients and the run's seed. It returns one
 sorted index array per client. The arrays are disjoint, non-empty and cover all n samples, except that
-``positive_ratios`` drops positives. It raises ValueError where that is impossible.
+``positive_ratios`` drops positives. It raises a ValueError if this is impossible.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 Parts = list[np.ndarray]
 
-#: Greatest number of draws of a Dirichlet partition.
+#: Maximum number of draws of a Dirichlet partition.
 REDRAWS = 1000
 
 
@@ -86,11 +86,11 @@ class Dirichlet:
 
 @hyperparameters
 class ByClass:
-    """Classes without overlap (Huang et al. 2024, section 6.2): group g holds the g-th positive and the g-th
-    negative class.
+    """Groups of clients with disjoint classes (Huang et al. 2024, section 6.2): group g has the g-th positive
+    and the g-th negative class.
 
     Client k belongs to group k mod ``groups``, and a group's samples are split evenly at random among its
-    clients. With fewer clients than groups, client k holds all groups g with g mod clients = k.
+    clients. With fewer clients than groups, client k has the samples of all groups g with g mod clients = k.
     """
 
     groups: int = Field(
@@ -195,8 +195,9 @@ Partition = choice("partition", PARTITIONS)
 def divide(
     partition, train: Split, positive: np.ndarray, clients: int, seed: int, data: Labelled | Texts
 ) -> Parts:
-    """Row numbers of every client's training samples: by the partition, or by the clients that the data set
-    names.
+    """Return the row numbers of every client's training samples.
+
+    They are given by the partition, or by the data set if it assigns samples to clients.
 
     Args:
         positive: the binary label of each sample of ``train``, bool.
@@ -226,9 +227,12 @@ def divide(
 
 
 def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: int) -> np.ndarray:
-    """Sorted indices of the samples to keep so that positives are ``ratio`` of them, to the nearest sample.
+    """Drop positive samples until their fraction is ``ratio``, to the nearest sample.
 
-    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps all.
+    They are dropped at random, the same fraction of each positive class. ``None`` keeps all samples.
+
+    Returns:
+        The sorted indices of the samples that are kept.
 
     Raises:
         ValueError: the data has fewer positives than ``ratio`` needs, or none would remain.

@@ -27,9 +27,9 @@ __all__ = [
     "expect_all_classes",
     "expect_labels",
     "hold_out",
-    "numbered",
-    "owned",
-    "parts_of",
+    "encode_labels",
+    "owner_fields",
+    "splits_of",
     "splits",
 ]
 
@@ -38,10 +38,10 @@ PARTS = ("train", VALIDATION, "test")
 
 
 class Pixels:
-    """Images ``[n, c, h, w]`` stored as bytes; ``pixels[rows]`` are float32 in [0, 1].
+    """Images ``[n, c, h, w]`` stored as bytes; ``pixels[rows]`` returns float32 tensors in [0, 1].
 
-    A rank indexes only the rows of its clients; other rows are neither converted, decoded nor loaded from a
-    memory-mapped file.
+    Only indexed rows are converted, decoded and loaded from a memory-mapped file. A rank indexes only the
+    rows of its clients.
 
     Args:
         stored: a uint8 array, or another object with a shape and indexable rows.
@@ -62,11 +62,17 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples ``[n, ...]``, float32, their labels ``[n]``, int64 from 0, and the files read.
+    """A data set of labelled samples.
 
-    Without a validation split both of its fields are ``None``. If the data set assigns samples to clients,
-    ``owners`` is the client of each training sample, ``[n]``, int64 from 0, and ``owner_names`` the clients'
-    names. Classes without names are named by their numbers.
+    Samples are ``[n, ...]``, float32; labels are ``[n]``, int64 from 0. Without a validation split both of
+    its fields are ``None``.
+
+    Attributes:
+        files: the files read, by name.
+        class_names: names of the classes; empty if they are named by their numbers.
+        owners: the client of each training sample, ``[n]``, int64 from 0, if the data set assigns samples to
+            clients.
+        owner_names: names of these clients.
 
     Raises:
         DataError: a value is not finite, samples and labels differ in number, or splits have samples of
@@ -86,7 +92,7 @@ class Labelled:
 
     def __post_init__(self):
         where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
-        for part, (samples, labels) in parts_of(self).items():
+        for part, (samples, labels) in splits_of(self).items():
             if len(samples) != len(labels):
                 raise DataError(
                     f"{part}: expected one label per sample, found {len(samples)} samples and {len(labels)} "
@@ -160,7 +166,7 @@ class Split:
         return len(self.rows)
 
     def __getitem__(self, part: slice) -> torch.Tensor:
-        """Samples of a part of the split, ``[m, ...]``."""
+        """Return the samples of a part of the split, ``[m, ...]``."""
         return self.samples[torch.from_numpy(self.rows[part])]
 
     @property
@@ -168,13 +174,13 @@ class Split:
         """The class labels ``[n]``."""
         return self.all_labels[self.rows]
 
-    def of(self, rows: np.ndarray) -> Split:
-        """The subset with other row numbers."""
+    def select(self, rows: np.ndarray) -> Split:
+        """Return the subset with these row numbers of the data set."""
         return replace(self, rows=rows)
 
 
-def parts_of(data: Labelled) -> dict[str, tuple[Any, np.ndarray]]:
-    """Samples and class labels of the splits of a data set."""
+def splits_of(data: Labelled) -> dict[str, tuple[Any, np.ndarray]]:
+    """Return samples and class labels of each split of a data set."""
     names = ["train", "test", *([VALIDATION] if data.validation is not None else [])]
     return {name: (getattr(data, name), getattr(data, f"{name}_labels").numpy()) for name in names}
 
@@ -182,7 +188,7 @@ def parts_of(data: Labelled) -> dict[str, tuple[Any, np.ndarray]]:
 def splits(
     parts: Mapping[str, tuple[Any, np.ndarray]], share: float, seed: int, classes: list[int] | None = None
 ) -> dict[str, Split]:
-    """The splits "train" and "test", and "validation" if the data set has one or ``share`` is not 0.
+    """Return the splits "train" and "test", and "validation" if the data set has it or ``share`` is not 0.
 
     Args:
         parts: samples and class labels of the data set's splits.
@@ -204,16 +210,21 @@ def splits(
     if share:
         train = found["train"]
         rest, held = hold_out(train.labels, share, seed)
-        found |= {"train": train.of(train.rows[rest]), VALIDATION: train.of(train.rows[held])}
+        found |= {"train": train.select(train.rows[rest]), VALIDATION: train.select(train.rows[held])}
     return found
 
 
 def hold_out(
     labels: np.ndarray, share: float, seed: int, purpose: str = VALIDATION
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the remaining and of the held-out samples, each ascending.
+    """Return the row numbers of the remaining and of the held-out samples, each ascending.
 
-    Every class contributes its share, to the nearest sample, drawn at random by the seed alone.
+    The same share of every class, to the nearest sample, is drawn at random. The draw depends on the seed
+    alone.
+
+    Args:
+        share: fraction of the samples that is held out.
+        purpose: purpose of the random numbers, and name of the setting for messages.
 
     Raises:
         ValueError: nothing would be held out, or nothing would remain.
@@ -231,10 +242,10 @@ def hold_out(
     return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)
 
 
-def numbered(
+def encode_labels(
     values: np.ndarray, name: str, where: Callable[[int], str]
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the distinct values, in order, and each value's number ``[n]``, int64.
+    """Return the sorted names of the distinct values, and the number of each value's name ``[n]``, int64.
 
     Args:
         values: words, whole numbers or booleans ``[n]``.
@@ -259,10 +270,15 @@ def numbered(
 
 
 def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray], what: str) -> None:
-    """Check that there are two classes or more, and that each has training samples.
+    """Check that there are at least two classes, and that each has training samples.
+
+    Args:
+        classes: names of the classes.
+        labels: the labels of each split.
+        what: the data set, for messages.
 
     Raises:
-        DataError: otherwise.
+        DataError: there are fewer classes, or a class without training samples.
     """
     if len(classes) < 2:
         raise DataError(f"{what}: expected at least two classes, found {', '.join(classes) or 'none'}")
@@ -280,16 +296,25 @@ def expect_labels(labels: np.ndarray, classes: int, what: str) -> None:
     """Check that labels are from 0 to ``classes`` - 1.
 
     Raises:
-        DataError: otherwise.
+        DataError: a label is out of range.
     """
     if outside := np.flatnonzero((labels < 0) | (labels >= classes)).tolist():
         found = f"{labels[outside[0]]} in row {outside[0]}"
         raise DataError(f"{what}: expected labels from 0 to {classes - 1}, found {found}")
 
 
-def owned(clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]) -> dict:
-    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows, if given."""
+def owner_fields(
+    clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]
+) -> dict:
+    """Return the fields ``owners`` and ``owner_names`` of a data set, or an empty dictionary.
+
+    Args:
+        clients: the client of each row, ``[n]``; ``None`` if the data set does not assign rows to clients.
+        name: name of the column, for messages.
+        train: row numbers of the training samples.
+        where: function that returns the place of a row, for messages.
+    """
     if clients is None:
         return {}
-    names, numbers = numbered(clients[train], name, lambda row: where(train[row]))
+    names, numbers = encode_labels(clients[train], name, lambda row: where(train[row]))
     return {"owners": numbers, "owner_names": names}

@@ -1,4 +1,4 @@
-"""Location and reading of data files: plain, ``.gz`` or ``.xz``, by their official names.
+"""Find and read data files by their official names: plain, ``.gz`` or ``.xz``.
 
 Files are searched in ``data_dir/NAME``, or in ``data_dir`` itself if that folder does not exist; without a
 ``data_dir``, in the first existing folder of ``$MPIFED_DATA/NAME`` and ``../shared/data/NAME``, relative to
@@ -7,8 +7,8 @@ the current directory and to the checkout. NAME is the data set's; some have a s
 The SHA-256 digest of every file's unpacked bytes is recorded: a compressed and a plain copy count as the same
 data. Plain files are mapped into memory, so that the ranks of a node share one copy.
 
-A few bytes can unpack to more than the memory. No file is read beyond the length that its format allows, nor
-unpacked beyond :func:`bound`.
+A small compressed file can unpack to more bytes than the memory has. Hence no file is read beyond the length
+that its format allows, or unpacked beyond :func:`max_unpacked_bytes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpifed.base.data_files import OPENERS, digest
 from mpifed.base.memory import host_memory
 from mpifed.core.problem import DataFile
 
-__all__ = ["DataError", "SUFFIXES", "Source", "bound", "opened", "parsing"]
+__all__ = ["DataError", "SUFFIXES", "Source", "max_unpacked_bytes", "opened", "parsing"]
 
 #: Suffixes that may follow a file's official name.
 SUFFIXES = ("", ".gz", ".xz")
@@ -34,7 +34,7 @@ _SMALL, _RATIO = 2**26, 100
 _SHARE = 16
 #: Environment variable with a number of bytes that replaces this share.
 _SETTING = "MPIFED_UNPACKED_BYTES"
-#: Bytes unpacked at a time; greatest length of a library's message in an error.
+#: Bytes unpacked at a time; maximum length of a library's message in an error.
 _CHUNK, _LONGEST = 2**20, 200
 
 
@@ -42,9 +42,11 @@ class DataError(ValueError):
     """A data file is missing, truncated, damaged, or not the one that was expected."""
 
 
-def bound(path: Path) -> int:
-    """Greatest number of bytes that a compressed file may unpack to: :data:`_SMALL`, :data:`_RATIO` times its
-    length, or a sixteenth of the machine's memory or ``$MPIFED_UNPACKED_BYTES``, whichever is largest.
+def max_unpacked_bytes(path: Path) -> int:
+    """Return the maximum number of bytes that a compressed file may unpack to.
+
+    It is the largest of :data:`_SMALL`, :data:`_RATIO` times the length of the file, and
+    ``$MPIFED_UNPACKED_BYTES`` or, by default, a sixteenth of the machine's memory.
 
     Raises:
         ValueError: the variable is not a number of bytes.
@@ -58,7 +60,7 @@ def bound(path: Path) -> int:
 
 @contextlib.contextmanager
 def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]:
-    """Turn any error of reading a file into a one-sentence DataError.
+    """A context that converts any error of reading a file into a DataError of one sentence.
 
     Args:
         where: the file and the place in it.
@@ -66,7 +68,7 @@ def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]
         found: text before the library's message.
 
     Raises:
-        DataError: anything was raised inside.
+        DataError: an exception was raised in the context.
     """
     try:
         yield
@@ -98,23 +100,23 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the files, or ``None``."""
+        """The first folder that exists, or ``None``."""
         return next((folder for folder in self.folders if folder.is_dir()), None)
 
     def find(self, name: str) -> Path | None:
-        """The path of the file of this official name, or ``None``."""
+        """Return the path of the file with this official name, or ``None``."""
         paths = [self.folder / (name + suffix) for suffix in SUFFIXES] if self.folder else []
         return next((path for path in paths if path.is_file()), None)
 
     def read(
         self, name: str, expected: str, limit: int | None = None, cut: bool = False
     ) -> tuple[Path, bytes | mmap.mmap]:
-        """Path and unpacked content of a file.
+        """Return the path and the unpacked content of a file.
 
         Args:
             name: its official name.
             expected: a description, for messages.
-            limit: greatest number of bytes, ``None`` if the format sets no limit.
+            limit: maximum number of bytes, ``None`` if the format sets no limit.
             cut: return the first ``limit + 1`` bytes of a longer file instead of raising.
 
         Raises:
@@ -127,24 +129,24 @@ class Source:
             content = _content(path, limit)
             if limit is not None and len(content) > limit and not cut:
                 raise DataError(f"{path}: expected {expected}, found more than {limit} bytes")
-        self.note(name, path, [content])
+        self.record_file(name, path, [content])
         return path, content
 
-    def note(self, name: str, path: Path, content: Iterable) -> None:
+    def record_file(self, name: str, path: Path, content: Iterable) -> None:
         """Record the path of a file and the digest of its content, given in parts."""
         self.files[name] = DataFile(str(path.absolute()), digest(content))
 
     def missing(self, names: str, expected: str) -> DataError:
-        """The error that none of the files ``names`` exists."""
+        """Return the error for the case that none of the files ``names`` exists."""
         found = f"no such file in {self.folder.absolute()}" if self.folder else "none of the folders"
         return DataError(f"{self.name} lacks a file: expected one of {names}, {expected}; found {found}")
 
 
 def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
-    """The content of a file, at most one byte beyond ``limit``; a plain file is mapped into memory.
+    """Return the content of a file up to one byte beyond ``limit``; a plain file is mapped into memory.
 
     Raises:
-        ValueError: it unpacks to more bytes than :func:`bound` allows.
+        ValueError: it unpacks to more bytes than :func:`max_unpacked_bytes` allows.
     """
     size, unpack = path.stat().st_size, OPENERS.get(path.suffix)
     with (unpack or open)(path, "rb") as file:
@@ -152,7 +154,7 @@ def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
             return mmap.mmap(
                 file.fileno(), size if limit is None else min(size, limit + 1), access=mmap.ACCESS_READ
             )
-        content, allowed = bytearray(), bound(path)
+        content, allowed = bytearray(), max_unpacked_bytes(path)
         end = 1 + (allowed if limit is None else min(limit, allowed))
         while chunk := file.read(min(_CHUNK, end - len(content))):
             content += chunk
@@ -166,7 +168,7 @@ def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
 
 @contextlib.contextmanager
 def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterator[Source]:
-    """The source of a data set, as a context manager.
+    """A context with the files of a data set.
 
     Args:
         name: name of the data set.
@@ -175,7 +177,7 @@ def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterato
         folders: possible names of the data set's folder, by default ``name``.
 
     Raises:
-        DataError: raised inside; the folders searched and the home page are added to its message.
+        DataError: raised in the context; the searched folders and the home page are added to its message.
     """
     names = folders or (name,)
     # No other folders than a given one: a fallback would hide a misspelt path.

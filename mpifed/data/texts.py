@@ -41,7 +41,7 @@ Part = tuple[list[str], np.ndarray]
 
 
 def _lines(source: Source, name: str, expected: str, encoding: str) -> tuple:
-    """Path and text of a file that must be complete to the end of its last line."""
+    """Return the path and the text of a file, whose last line must be complete."""
     path, content = source.read(name, expected)
     with parsing(path, expected):
         raw = bytes(content)
@@ -80,11 +80,11 @@ class TextColumns:
     quoted: bool = True
 
     def present(self, source: Source) -> bool:
-        """Whether the file exists."""
+        """Return whether the file exists."""
         return source.find(self.file) is not None
 
     def read(self, source: Source) -> Part:
-        """Texts and labels.
+        """Return texts and labels.
 
         Raises:
             DataError: the file is missing, damaged, or has other columns, labels or numbers of rows.
@@ -132,11 +132,11 @@ class TextLines:
     positive: str
 
     def present(self, source: Source) -> bool:
-        """Whether the file of the negative texts exists."""
+        """Return whether the file of the negative texts exists."""
         return source.find(self.negative) is not None
 
     def read(self, source: Source) -> Part:
-        """Texts and labels, the negative ones first.
+        """Return texts and labels, negative texts first.
 
         Raises:
             DataError: a file is missing, damaged, or empty.
@@ -154,7 +154,7 @@ class TextLines:
 
 @dataclass(frozen=True)
 class TextSet:
-    """Labelled texts to train and to test on.
+    """A built-in data set of labelled texts.
 
     Attributes:
         name: name of the data set.
@@ -170,7 +170,7 @@ class TextSet:
     test: tuple[TextColumns | TextLines, ...]
 
     def __call__(self, data_dir: str | None = None) -> Texts:
-        """Read both parts.
+        """Read the training and test texts.
 
         Raises:
             DataError: a file is missing, damaged or not the expected one.
@@ -191,14 +191,19 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in order."""
+    """Return the words of a text, in order."""
     return _WORD.findall(text.lower().replace("’", "'"))
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """A table ``[1 + words, d]``, float32, with a row of zeros and then one row per word; the row of each
-    word; the files read."""
+    """Vectors of words.
+
+    Attributes:
+        table: ``[1 + words, d]``, float32: a row of zeros, then one row per word.
+        rows: word → its row.
+        files: the files read, by name.
+    """
 
     table: np.ndarray
     rows: Mapping[str, int]
@@ -214,7 +219,7 @@ def _table(found: Mapping[str, np.ndarray], d: int, files: dict[str, DataFile]) 
 
 
 def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = None) -> WordVectors:
-    """Vectors from a file for the words of a vocabulary that it contains.
+    """Read the vectors of the words of a vocabulary that a file contains.
 
     Args:
         name: the file's name without ``.gz`` or ``.xz``; a name that ends in ``.npz`` is an archive, any
@@ -283,10 +288,9 @@ def _vector(cells: list[str]) -> np.ndarray:
 
 
 def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVectors:
-    """Random word vectors, uniform on the unit sphere of ``d`` dimensions. A vector depends only on the word
-    and the seed.
+    """Return random vectors, uniform on the unit sphere in ``d`` dimensions.
 
-    ``files`` contains a digest in place of a file, for a run's records.
+    A vector depends only on the word and the seed. ``files`` contains a digest of words and seed.
     """
     found, digest = {}, hashlib.sha256(f"{seed} {d}".encode())
     for word in sorted(vocabulary):
@@ -299,7 +303,7 @@ def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVect
 
 
 def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | None = None) -> WordVectors:
-    """Vectors for the words of a vocabulary.
+    """Return vectors for the words of a vocabulary, from a file or random.
 
     Args:
         name: a file as for :func:`read_vectors`; ``"random"`` for :func:`random_vectors`; ``"auto"`` for the
@@ -316,8 +320,10 @@ def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | N
 
 
 def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> np.ndarray:
-    """The rows of the first ``length`` known words of each text, ``[n, length]``, padded with zeros, in the
-    smallest unsigned type that can represent them (every rank stores all texts).
+    """Return the row numbers of the first ``length`` known words of each text, padded with zeros.
+
+    Returns:
+        ``[n, length]``, in the smallest sufficient unsigned type, because every rank stores all texts.
     """
     texts = list(texts)
     tokens = np.zeros((len(texts), length), dtype=np.min_scalar_type(max(rows.values(), default=0)))

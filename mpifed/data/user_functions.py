@@ -22,7 +22,7 @@ from mpifed.base.errors import short_repr
 from mpifed.base.plugins import UserObject, call_user_code, digest_of, origin_of
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
-from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owned
+from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owner_fields
 from mpifed.data.sources import DataError
 
 __all__ = ["UserFunction", "UserTextFunction"]
@@ -62,7 +62,11 @@ class UserFunction(UserObject):
         )
 
     def _returned(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
-        """The splits, the names of the classes, and the clients of the training samples."""
+        """Call the function and return splits, names of the classes, and clients of the training samples.
+
+        Args:
+            convert: validates and converts the samples of a split.
+        """
         returned = call_user_code(f"{self} failed", lambda: self.given(**self.settings))
         if not isinstance(returned, dict):
             raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
@@ -82,7 +86,7 @@ class UserFunction(UserObject):
         return parts, self._classes(returned.get("classes"), parts), returned.get("clients")
 
     def _pair(self, given: Any, what: str) -> tuple[Any, Any]:
-        """Samples and labels of a pair or a torch ``Dataset``, which is read once."""
+        """Return samples and labels of a pair or a torch ``Dataset``, which is read once."""
         if isinstance(given, tuple | list) and len(given) == 2:
             return given[0], given[1]
         if not isinstance(given, Dataset):
@@ -100,7 +104,7 @@ class UserFunction(UserObject):
         return _stacked([one[0] for one in pairs], what), np.asarray([one[1] for one in pairs])
 
     def _classes(self, given: Any, parts: dict[str, Pair]) -> tuple[str, ...]:
-        """The names of the classes; empty if they are named by their numbers."""
+        """Return the names of the classes; empty if they are named by their numbers."""
         if given is not None and not (
             isinstance(given, Sequence) and all(isinstance(one, str) for one in given)
         ):
@@ -120,7 +124,9 @@ class UserFunction(UserObject):
                 f"{self}, clients: expected one client for each of {len(train)} training samples, found "
                 f"shape {names.shape}"
             )
-        return owned(names, "clients", np.arange(len(train)), lambda row: f"{self}, clients, row {row}")
+        return owner_fields(
+            names, "clients", np.arange(len(train)), lambda row: f"{self}, clients, row {row}"
+        )
 
     def _digest(self, parts: dict[str, Pair], classes: Sequence[str], clients: Any) -> dict[str, DataFile]:
         digest = hashlib.sha256(repr((classes, None if clients is None else list(clients))).encode())
@@ -154,7 +160,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """A description of a value for messages."""
+    """Return a description of a value for messages."""
     if _is_array(value):
         return f"an array of type {value.dtype} and shape {tuple(value.shape)}"
     return (
@@ -165,7 +171,7 @@ def _described(value: Any) -> str:
 
 
 def _stacked(samples: list, what: str) -> Any:
-    """Samples of one shape as an array; texts and an empty list as they are."""
+    """Stack samples of one shape into an array. Texts and an empty list are returned unchanged."""
     if not samples or isinstance(samples[0], str):
         return samples
     for row, one in enumerate(samples):
@@ -178,7 +184,7 @@ def _stacked(samples: list, what: str) -> Any:
 
 
 def _as_numbers(samples: Any, what: str) -> np.ndarray:
-    """Samples ``[n, ...]``, float32."""
+    """Return samples ``[n, ...]`` as float32."""
     array = _array(samples)
     if array.dtype.kind not in "biuf" or array.ndim < 2:
         raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
@@ -193,7 +199,7 @@ def _as_texts(samples: Any, what: str) -> list[str]:
 
 
 def _as_labels(labels: Any, what: str) -> np.ndarray:
-    """Labels ``[n]``, int64."""
+    """Return labels ``[n]`` as int64."""
     array = _array(labels)
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise DataError(

@@ -25,9 +25,17 @@ from pydantic import Field
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters, suggest
 from mpifed.core.numerics import first_non_finite
-from mpifed.data.libsvm import expect_dense_room, read_rows
+from mpifed.data.libsvm import expect_dense_memory, read_rows
 from mpifed.data.npz import read_arrays
-from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, hold_out, numbered, owned
+from mpifed.data.samples import (
+    PARTS,
+    Labelled,
+    Texts,
+    encode_labels,
+    expect_all_classes,
+    hold_out,
+    owner_fields,
+)
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
 
 if TYPE_CHECKING:
@@ -38,33 +46,33 @@ __all__ = ["UserTable", "UserTexts"]
 
 #: The name of the label column of LIBSVM text, which has no column names.
 LABEL = "label"
-#: Most distinct words in a column of words: each becomes a column.
+#: Maximum number of distinct words in a column of words; each becomes a column.
 CATEGORIES = 256
 
 
 class Places(NamedTuple):
-    """Origin of concatenated rows: the files, and the number of rows of each."""
+    """The origin of concatenated rows: the files, and the number of rows of each."""
 
     files: Sequence[str]
     sizes: Sequence[int]
 
     def part(self, file: int) -> np.ndarray:
-        """Numbers of the rows of a file."""
+        """Return the numbers of the rows of a file."""
         start = sum(self.sizes[:file])
         return np.arange(start, start + self.sizes[file])
 
     def where(self, row: int) -> str:
-        """File and row, from 1 without the header, for messages."""
+        """Return file and row, from 1 without the header, for messages."""
         file = int(np.searchsorted(np.cumsum(self.sizes), row, side="right"))
         return f"{self.files[file]}, row {row + 1 - sum(self.sizes[:file])}"
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of some files.
+    """The concatenated rows of files.
 
     Attributes:
-        places: their origin.
+        places: origin of the rows.
         samples: ``[n, ...]``; sparse for LIBSVM text.
         numeric: which columns of ``[n, d]`` samples are numbers rather than words, ``[d]`` bool.
         columns: the requested columns by name, ``[n]`` each.
@@ -77,7 +85,7 @@ class Rows:
 
 
 def _format(file: str) -> str:
-    """``"csv"``, ``"tsv"``, ``"npz"`` or ``"libsvm"``, by the file's name."""
+    """Return ``"csv"``, ``"tsv"``, ``"npz"`` or ``"libsvm"``, by the file's name."""
     name = file.lower()
     for suffix in SUFFIXES[1:]:
         name = name.removesuffix(suffix)
@@ -130,17 +138,17 @@ class _Splits:
     def rows(
         self, places: Places, columns: dict[str, np.ndarray], labels: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Row numbers of each split.
+        """Return the row numbers of each split.
 
         Raises:
             ValueError: a row belongs to no split, or there are no rows for training or test.
         """
         if self.split:
             words = columns[self.split].astype(str)
-            if strange := np.flatnonzero(~np.isin(words, PARTS)).tolist():
+            if unknown := np.flatnonzero(~np.isin(words, PARTS)).tolist():
                 raise DataError(
-                    f"{places.where(strange[0])}: expected train, validation or test in column "
-                    f"{short_repr(self.split)}, found {short_repr(str(words[strange[0]]))}"
+                    f"{places.where(unknown[0])}: expected train, validation or test in column "
+                    f"{short_repr(self.split)}, found {short_repr(str(words[unknown[0]]))}"
                 )
             parts = {part: np.flatnonzero(words == part) for part in PARTS}
         else:
@@ -172,15 +180,15 @@ class UserTable(_Splits):
 
     def __post_init__(self):
         super().__post_init__()
-        kind = _format(self.file)
-        if kind == "libsvm" and (self.target != LABEL or self.split or self.client):
+        format = _format(self.file)
+        if format == "libsvm" and (self.target != LABEL or self.split or self.client):
             raise ValueError(
                 f"{short_repr(self.file)} is read as LIBSVM text, whose columns have no names: leave out "
                 "target, split and client, or use a .csv, .tsv or .npz file"
             )
-        if kind in ("npz", "libsvm") and self.drop:
+        if format in ("npz", "libsvm") and self.drop:
             raise ValueError("drop applies only to .csv and .tsv files")
-        if other := [file for file in self.files.values() if _format(file) != kind]:
+        if other := [file for file in self.files.values() if _format(file) != format]:
             raise ValueError(
                 f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"
             )
@@ -193,14 +201,14 @@ class UserTable(_Splits):
                 training rows.
         """
         source, files = Source("the data set", [Path()]), list(self.files.values())  # from the working folder
-        kind = _format(self.file)
-        if kind == "npz":
+        format = _format(self.file)
+        if format == "npz":
             rows = _read_npz(source, files, self.named)
-        elif kind == "libsvm":
+        elif format == "libsvm":
             rows = _read_libsvm(source, files)
         else:
             rows = _read_csv(source, files, self.named, self.drop)
-        classes, labels = numbered(rows.columns[self.target], self.target, rows.places.where)
+        classes, labels = encode_labels(rows.columns[self.target], self.target, rows.places.where)
         parts = self.rows(rows.places, rows.columns, labels)
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
         samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
@@ -209,7 +217,7 @@ class UserTable(_Splits):
             **{f"{part}_labels": torch.from_numpy(labels[which]) for part, which in parts.items()},
             files=source.files,
             class_names=classes,
-            **owned(rows.columns.get(self.client), self.client, parts["train"], rows.places.where),
+            **owner_fields(rows.columns.get(self.client), self.client, parts["train"], rows.places.where),
         )
 
 
@@ -243,7 +251,7 @@ class UserTexts(_Splits):
         table, places = _concatenated(source, list(self.files.values()), named, as_words)
         _expect_no_gaps(table[named], places, named)
         columns = {name: table[name].to_numpy(object) for name in named}
-        classes, labels = numbered(columns[self.target], self.target, places.where)
+        classes, labels = encode_labels(columns[self.target], self.target, places.where)
         parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
         by_part = {part: labels[which] for part, which in parts.items()}
         expect_all_classes(("negative", "positive"), by_part, self.file)
@@ -251,7 +259,7 @@ class UserTexts(_Splits):
             **{part: columns[self.text][which].tolist() for part, which in parts.items()},
             **{f"{part}_labels": which for part, which in by_part.items()},
             files=source.files,
-            **owned(columns.get(self.client), self.client, parts["train"], places.where),
+            **owner_fields(columns.get(self.client), self.client, parts["train"], places.where),
         )
 
     def _positive(self, classes: Sequence[str], labels: np.ndarray) -> np.ndarray:
@@ -275,8 +283,10 @@ def _dense(samples: np.ndarray | csr_matrix) -> np.ndarray:
 
 
 def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
-    """The samples with numeric columns standardised by mean and deviation of the training rows; constant
-    columns become 0."""
+    """Standardise numeric columns by mean and standard deviation of the training rows.
+
+    Constant columns become 0.
+    """
     samples = _dense(rows.samples).astype(np.float64)
     known = samples[train]
     mean, deviation = known.mean(axis=0), known.std(axis=0)
@@ -286,15 +296,17 @@ def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
 
 
 def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
-    """Raises:
-    DataError: there is no such column.
+    """Check that a file has a column.
+
+    Raises:
+        DataError: it has no such column.
     """
     if name not in columns:
         raise DataError(f"{file} has no column {short_repr(name)}: {suggest(name, columns)}")
 
 
 def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str]) -> Rows:
-    """All columns but ``named`` and ``drop`` as samples, float64.
+    """Read all columns except ``named`` and ``drop`` as samples, float64.
 
     A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
     per word, in alphabetical order.
@@ -318,7 +330,7 @@ def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: 
 
 
 def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.DataFrame, Places]:
-    """The rows of files that have ``columns`` and the same columns as the first file."""
+    """Read files, which must have ``columns`` and the same columns as the first file, as one table."""
     import pandas as pd  # takes a second
 
     frames = [_frame(source, file, options) for file in files]
@@ -369,7 +381,7 @@ def _expect_no_gaps(table: pd.DataFrame, places: Places, named: Sequence[str]) -
 
 
 def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
-    """A column as numbers ``[n, k]``, float64, and whether it contains numbers rather than words."""
+    """Return a column as numbers ``[n, k]``, float64, and whether it contains numbers rather than words."""
     import pandas as pd
 
     name, remedy = short_repr(column.name), f'leave the column out: drop = ["{column.name}"]'
@@ -399,7 +411,7 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
 
 
 def _read_npz(source: Source, files: Sequence[str], named: Sequence[str]) -> Rows:
-    """The arrays ``named``, ``[n]``, and the one other array as samples ``[n, ...]``."""
+    """Read the arrays ``named``, ``[n]``, and the only other array as samples ``[n, ...]``."""
     archives = [read_arrays(source, file)[2] for file in files]
     parts = [_samples(file, arrays, named) for file, arrays in zip(files, archives)]
     for file, part in zip(files, parts):
@@ -441,7 +453,7 @@ def _samples(file: str, arrays: dict[str, np.ndarray], named: Sequence[str]) -> 
 
 
 def _read_libsvm(source: Source, files: Sequence[str]) -> Rows:
-    """The rows of LIBSVM text, with the labels as the column :data:`LABEL`; missing columns are 0."""
+    """Read LIBSVM text, with the labels as the column :data:`LABEL`; missing columns are 0."""
     from scipy.sparse import vstack
 
     parts = [read_rows(source, file, "LIBSVM text, or a .csv, .tsv or .npz file") for file in files]
@@ -450,5 +462,5 @@ def _read_libsvm(source: Source, files: Sequence[str]) -> Rows:
         rows.resize(rows.shape[0], width)
     samples = vstack([rows for rows, _ in parts], format="csr")
     places = Places(files, [rows.shape[0] for rows, _ in parts])
-    expect_dense_room(samples, ", ".join(files), places.where)
+    expect_dense_memory(samples, ", ".join(files), places.where)
     return Rows(places, samples, slice(None), {LABEL: np.concatenate([labels for _, labels in parts])})

@@ -89,12 +89,12 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
         with collective_errors(comm, ValueError, OSError):
             simulation = Simulation.from_settings(config, comm)
         with simulation.transport, default_dtype(simulation.dtype):
-            meter = _Meter(simulation, options)
+            estimator = _Estimator(simulation, options)
             simulation.start()
             for r in np.unique(np.linspace(0, config.rounds, options.points).round().astype(int)).tolist():
                 while simulation.round < r:
                     simulation.step()
-                rows += meter.at(r, simulation.point())
+                rows += estimator.estimate(r, simulation.point())
     return {
         "mpifed measure": title(config.algorithm) + " on " + title(config.problem),
         "clients": config.problem.clients,
@@ -105,8 +105,8 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     }
 
 
-class _Meter:
-    """Estimator of the constants at successive points of a run."""
+class _Estimator:
+    """Estimates the constants at successive points of a run."""
 
     def __init__(self, simulation: Simulation, options: Options):
         self.full, self.options = FullData(simulation), options
@@ -117,13 +117,15 @@ class _Meter:
         self._before: torch.Tensor | None = None
 
     @torch.no_grad()
-    def at(self, r: int, point: torch.Tensor) -> list[Row]:
+    def estimate(self, r: int, point: torch.Tensor) -> list[Row]:
         """Return the rows of the point after round ``r`` on rank 0, an empty list elsewhere. Collective."""
-        whole = self.full.gradient(point)
-        mean: Row = {"L": self._steepness(self.full.gradient, point, whole)} | self._pl(point, whole)
+        mean_gradient = self.full.gradient(point)
+        mean: Row = {"L": self._lipschitz(self.full.gradient, point, mean_gradient)} | self._pl(
+            point, mean_gradient
+        )
         with collective_errors(self.comm, ValueError):
-            own, own_norms = self._own(r, point, whole)
-        clients, norms = (gather_rows(self.comm, self.counts, each) for each in (own, own_norms))
+            local, local_norms = self._local_clients(r, point, mean_gradient)
+        clients, norms = (gather_rows(self.comm, self.counts, table) for table in (local, local_norms))
         self._before = point
         if self.comm.rank:
             return []
@@ -133,32 +135,34 @@ class _Meter:
         return [{"round": r, "client": client} | row for client, row in numbered.items()]
 
     def _columns(self) -> list[str]:
-        parts = [f"{what}_{block}" for what in ("sigma", "delta") for block in self.blocks]
-        return ["L", *parts, *TAIL]
+        by_block = [f"{constant}_{block}" for constant in ("sigma", "delta") for block in self.blocks]
+        return ["L", *by_block, *TAIL]
 
-    def _own(self, r: int, point: torch.Tensor, whole: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _local_clients(
+        self, r: int, point: torch.Tensor, mean_gradient: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the columns of this rank's clients ``[C, columns]`` and noise norms ``[C, samples]``."""
         clients, samples = self.full.clients, self.options.samples
         values, norms = np.empty((len(clients), len(self._columns()))), np.empty((len(clients), samples))
-        for place, client in enumerate(clients.tolist()):
+        for position, client in enumerate(clients.tolist()):
             with user_code_errors(type(self.full.problem).__name__, None, "", [client]):
-                local = self.full.local(place, point)
-                squares = self._noise(place, r, point, local)
-                steepness = self._steepness(partial(self.full.local, place), point, local)
-            deltas = [float(part.norm()) for part in (local - whole).split(self._split)]
-            norms[place] = np.sqrt(squares.sum(axis=1))
+                local = self.full.local(position, point)
+                squares = self._noise(position, r, point, local)
+                L = self._lipschitz(partial(self.full.local, position), point, local)
+            deltas = [float(part.norm()) for part in (local - mean_gradient).split(self._split)]
+            norms[position] = np.sqrt(squares.sum(axis=1))
             sigmas = np.sqrt(squares.mean(axis=0)).tolist()
-            values[place] = [steepness, *sigmas, *deltas, *hill(norms[place], self.options.top)]
+            values[position] = [L, *sigmas, *deltas, *hill(norms[position], self.options.top)]
         return values, norms
 
-    def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
+    def _noise(self, position: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
         """Return the squared noise norms of a client by block, ``[samples, blocks]``."""
         if "noise" not in self.options.of:
             return np.full((self.options.samples, len(self.blocks)), math.nan)
-        return noise_squares(self.full, place, r, self.options.samples, point, local)
+        return noise_squares(self.full, position, r, self.options.samples, point, local)
 
-    def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
-        """Return the largest difference quotient of a field that is observed."""
+    def _lipschitz(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
+        """Return the largest observed difference quotient, a lower bound of the Lipschitz constant."""
         if "L" not in self.options.of:
             return math.nan
         found, direction = 0.0, value
@@ -166,7 +170,7 @@ class _Meter:
             found, direction = float((value - field(self._before)).norm() / step.norm()), step
         return max(found, lipschitz(field, point, direction, self.options.iterations))
 
-    def _pl(self, point: torch.Tensor, whole: torch.Tensor) -> Row:
+    def _pl(self, point: torch.Tensor, mean_gradient: torch.Tensor) -> Row:
         """Return ``pl`` and the natural residual of the best response at which Φ is evaluated.
 
         Both are NaN if they are not requested, or if the problem has no unconstrained block y.
@@ -177,10 +181,10 @@ class _Meter:
         x, y = point.split(self._split)
         best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
         gap = self.full.difference(point, torch.cat([x, best.point]))
-        slope = float(whole.split(self._split)[1].double().norm())
-        away = float((best.point - y).norm())
+        slope = float(mean_gradient.split(self._split)[1].double().norm())
+        distance = float((best.point - y).norm())
         # If y is already the best response up to rounding, the ratio is 0 / 0.
-        defined = gap > 0 and away > rounding(point, least=1.0)
+        defined = gap > 0 and distance > rounding(point, least=1.0)
         return {"pl": slope**2 / (2 * gap) if defined else math.nan, "pl_residual": best.residual}
 
     def _spread(self, clients: np.ndarray) -> Row:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from mpifed.base.console import Console
 from mpifed.base.log import escape_mathtext
-from mpifed.storage.files import ASSUMPTION_FILES, MADE_BY, writing
+from mpifed.storage.files import ASSUMPTION_FILES, PNG_METADATA, writing
 
 __all__ = ["print_tables", "write"]
 
@@ -68,10 +68,10 @@ def print_tables(found: dict[str, Any]) -> None:
     _print(console, f"each client after round {last}", "client", clients[:CLIENTS])
     if len(clients) > CLIENTS:
         console.print(f"... and {len(clients) - CLIENTS} more clients, in {ASSUMPTION_FILES[0]}")
-    console.print(_explained(found, everyone))
+    console.print(_explanation(found, everyone))
 
 
-def _explained(found: dict[str, Any], everyone: list[Row]) -> str:
+def _explanation(found: dict[str, Any], everyone: list[Row]) -> str:
     """Return an explanation of the columns of the printed tables."""
     columns, lines = _columns(everyone), []
     if "L" in columns:
@@ -144,17 +144,17 @@ def _draw(found: dict[str, Any], path: Path) -> None:
         axes.set_axis_off()
     for axes, name in zip(grid, columns):
         for client in ("all", *range(found["clients"])):
-            own = [row for row in rows if row["client"] == client]
-            rounds, values = ([row.get(key, math.nan) for row in own] for key in ("round", name))
-            whole = client == "all"
-            style = {"color": "black", "zorder": 3} if whole else {"color": "0.75", "linewidth": 0.8}
+            client_rows = [row for row in rows if row["client"] == client]
+            rounds, values = ([row.get(key, math.nan) for row in client_rows] for key in ("round", name))
+            is_mean = client == "all"
+            style = {"color": "black", "zorder": 3} if is_mean else {"color": "0.75", "linewidth": 0.8}
             axes.plot(rounds, values, marker=".", **style)
-            if whole and name == "tail":
-                low, high = ([row[key] for row in own] for key in ("tail_low", "tail_high"))
+            if is_mean and name == "tail":
+                low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
         _finish(axes, name, [row.get(name, math.nan) for row in rows])
     figure.suptitle(escape_mathtext(found["mpifed measure"]), fontsize=10)
-    figure.savefig(path, format="png", metadata=MADE_BY)
+    figure.savefig(path, format="png", metadata=PNG_METADATA)
 
 
 def _finish(axes, name: str, values: list[float]) -> None:

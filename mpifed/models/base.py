@@ -31,7 +31,7 @@ def layers(**weights: tuple[int, ...]) -> Shapes:
 
 
 def uniform(bound: float, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Return numbers uniform in ±``bound``, float64."""
+    """Return numbers uniform in (-bound, bound), float64."""
     return torch.from_numpy(rng.uniform(-bound, bound, shape))
 
 
@@ -59,7 +59,7 @@ class Network:
         """Return the entries of the ``state_dict`` of :meth:`module` that are not parameters.
 
         Returns:
-            Constants by name, and the first name of a shared parameter by its further names.
+            Constants by name. For a parameter that layers share: its first name by each further name.
         """
         return {}, {}
 

@@ -90,44 +90,46 @@ class Module(UserObject, Network):
         generator = torch.Generator().manual_seed(0)
         self._samples = torch.rand(BATCH, *sample_shape, dtype=torch.float64, generator=generator)
         self._placed = {}
-        with self._explained():
-            made, again = self._made(0), self._made(0)
+        with self._config_errors():
+            module, again = self._initialised(0), self._initialised(0)
             _expect_same(
-                _state(made), _state(again), "differs between two modules that are created with the same seed"
+                _state(module),
+                _state(again),
+                "differs between two modules that are created with the same seed",
             )
-            self._held = _constants(made)
+            self._constants = _constants(module)
             _expect_same(
-                self._held,
-                _constants(self._made(1)),
+                self._constants,
+                _constants(self._initialised(1)),
                 "is random, but not a trained parameter: expected a constant",
             )
-            made = _cast_module(made, torch.get_default_dtype())
-            self.has_dropout = _expect_network(made, self._inputs(), outputs)
-        self._train, self._eval = made.train(), copy.deepcopy(made).eval()
-        self._names = _first_names(made)
+            module = _cast_module(module, torch.get_default_dtype())
+            self.has_dropout = _expect_network(module, self._inputs(), outputs)
+        self._train, self._eval = module.train(), copy.deepcopy(module).eval()
+        self._names = _first_names(module)
         self.place(torch.device("cpu"), torch.get_default_dtype())
-        own = dict(made.named_parameters())
-        return {name: tuple(own[name].shape) for name in dict.fromkeys(self._names.values())}
+        parameters = dict(module.named_parameters())
+        return {name: tuple(parameters[name].shape) for name in dict.fromkeys(self._names.values())}
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> Tensors:  # type: ignore[override]
         """Return the initial parameters, float64; torch's generator is seeded from ``rng``."""
-        own = dict(self._made(int(rng.integers(2**63))).named_parameters())
-        return {name: own[name].detach().double() for name in shapes}
+        parameters = dict(self._initialised(int(rng.integers(2**63))).named_parameters())
+        return {name: parameters[name].detach().double() for name in shapes}
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         """Store buffers and frozen parameters on a device with a dtype."""
         device = torch.empty(0, device=device).device  # "cuda" becomes the current device
-        self._placed[device.type, device.index, dtype] = self._held_on(device, dtype)
+        self._placed[device.type, device.index, dtype] = self._constants_on(device, dtype)
 
-    def _held_on(self, device: torch.device, dtype: torch.dtype) -> Tensors:
-        return {name: _cast(tensor, device, dtype) for name, tensor in self._held.items()}
+    def _constants_on(self, device: torch.device, dtype: torch.dtype) -> Tensors:
+        return {name: _cast(tensor, device, dtype) for name, tensor in self._constants.items()}
 
     def __call__(self, params: Params, *inputs: torch.Tensor) -> torch.Tensor:
         """Return outputs ``[b, outputs]`` for samples ``[b, ...]``, with dropout if an address is set."""
         like = params[next(iter(self._names.values()))]
         place = like.device.type, like.device.index, like.dtype
         # Tensors created inside a derivative must not be stored.
-        fixed = self._placed[place] if place in self._placed else self._held_on(like.device, like.dtype)
+        fixed = self._placed[place] if place in self._placed else self._constants_on(like.device, like.dtype)
         values = fixed | {name: params[first] for name, first in self._names.items()}
         words = current_words() if self.has_dropout else None
         if words is None:
@@ -139,7 +141,7 @@ class Module(UserObject, Network):
         """Return buffers and frozen parameters, and further names of shared ones, set by :meth:`shapes`."""
         names = self._eval.state_dict()
         tied = {name: first for name, first in self._names.items() if name != first and name in names}
-        return {name: tensor for name, tensor in self._held.items() if name in names}, tied
+        return {name: tensor for name, tensor in self._constants.items() if name in names}, tied
 
     def module(self, params: Params) -> torch.nn.Module:
         """Return the user's module with parameters ``params`` on the CPU, in evaluation mode.
@@ -149,40 +151,41 @@ class Module(UserObject, Network):
         Raises:
             ConfigError: the module cannot be created, or a parameter is missing in ``params``.
         """
-        with self._explained():
-            made = self._bare(0)
-            names = _first_names(made)
-            if lacking := sorted(name for name, first in names.items() if first not in params):
-                raise Unsupported(f"has the parameter {lacking[0]!r}, which is not among the weights")
+        with self._config_errors():
+            module = self._create(0)
+            names = _first_names(module)
+            if missing := sorted(name for name, first in names.items() if first not in params):
+                raise Unsupported(f"has the parameter {missing[0]!r}, which is not among the weights")
         values = {name: params[first].detach().cpu() for name, first in names.items()}
-        _cast_module(made, next(iter(values.values())).dtype).load_state_dict(values, strict=False)
-        return made.eval()
+        _cast_module(module, next(iter(values.values())).dtype).load_state_dict(values, strict=False)
+        return module.eval()
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         return (self._samples.to(torch.get_default_dtype()),)
 
-    def _bare(self, seed: int) -> torch.nn.Module:
-        """Return a new module; a class or function creates its parameters in float64."""
+    def _create(self, seed: int) -> torch.nn.Module:
+        """Return a new module, or a copy of a given one; new parameters are created in float64."""
         if self.is_instance:
             return copy.deepcopy(self.given).cpu()
-        with _drawn_from(seed):
-            made = self.make()
-        if not isinstance(made, nn.Module):
-            raise Unsupported(f"returns a {type(made).__name__}: expected an nn.Module")
-        return made.cpu()
+        with _seeded(seed):
+            module = self.make()
+        if not isinstance(module, nn.Module):
+            raise Unsupported(f"returns a {type(module).__name__}: expected an nn.Module")
+        return module.cpu()
 
-    def _made(self, seed: int) -> torch.nn.Module:
-        """Return a new module in which lazy layers are initialised."""
-        made = self._bare(seed)
-        if any(map(_is_lazy, (*made.parameters(), *made.buffers()))):
+    def _initialised(self, seed: int) -> torch.nn.Module:
+        """Return a module as :meth:`_create`, in which lazy layers are initialised."""
+        module = self._create(seed)
+        if any(map(_is_lazy, (*module.parameters(), *module.buffers()))):
             if self.is_instance:
                 raise Unsupported("has lazy layers: call it once on samples first, or pass its class")
-            with _drawn_from(seed), torch.no_grad():
-                _call(made, self._inputs())
-        return made
+            with _seeded(seed), torch.no_grad():
+                _call(module, self._inputs())
+        return module
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _config_errors(self) -> Iterator[None]:
+        """A context that raises errors as ConfigErrors with the name of the network."""
         try:
             yield
         except Unsupported as error:
@@ -201,8 +204,8 @@ class SequenceModule(Module):
 
 
 @contextlib.contextmanager
-def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed torch's generator, and set the default dtype to float64."""
+def _seeded(seed: int) -> Iterator[None]:
+    """A context in which torch's generator is seeded and the default dtype is float64."""
     dtype = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -221,17 +224,17 @@ class Unsupported(ValueError):
     """A module is not supported. The message follows the name of the module."""
 
 
-class _Draws(Exception):
-    """A random operation was called."""
+class _RandomOperation(Exception):
+    """An operation has used torch's generator."""
 
 
-class _NoDraws(TorchDispatchMode):
-    """Raise :class:`_Draws` for operations that use torch's generator."""
+class _NoRandomness(TorchDispatchMode):
+    """A context that raises :class:`_RandomOperation` for operations that use torch's generator."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         values = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _rate(func, args, values) != 0:
-            raise _Draws(str(func))
+            raise _RandomOperation(str(func))
         return func(*args, **values)
 
 
@@ -251,13 +254,13 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     """
     _expect_layers(module)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    with _NoDraws():
+    with _NoRandomness():
         value, again = (_call(module.eval(), inputs) for _ in range(2))
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
     words = DropoutWords((0, 0), torch.zeros(3, dtype=torch.int64))
-    with DropoutMode(words) as dropping, _NoDraws():
+    with DropoutMode(words) as dropping, _NoRandomness():
         trained = _call(module.train(), inputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(
@@ -301,11 +304,11 @@ def _call(module: nn.Module, inputs: tuple[torch.Tensor, ...]):
     """Return the output of a module.
 
     Raises:
-        Unsupported: it raises an error, or uses torch's generator under :class:`_NoDraws`.
+        Unsupported: it raises an error, or uses torch's generator under :class:`_NoRandomness`.
     """
     try:
         return module(*inputs)
-    except _Draws as error:
+    except _RandomOperation as error:
         text = (
             f"draws random numbers in forward ({error}): only torch.nn's Dropout layers and attention, and "
             "torch.nn.functional.dropout may do so"

@@ -76,8 +76,8 @@ class RNN(Network):
 def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
     """Return the states ``[b, width]`` of one layer for Wx + b of each word, ``[length, b, width]``."""
     states = [torch.tanh(inputs[0])]
-    for own in inputs[1:].unbind():
-        states.append(torch.tanh(own + F.linear(states[-1], weight)))
+    for step in inputs[1:].unbind():
+        states.append(torch.tanh(step + F.linear(states[-1], weight)))
     return states
 
 
@@ -85,8 +85,8 @@ def _lstm(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
     """Return the states as :func:`_plain`; rows are input, forget, cell and output gate."""
     states: list[torch.Tensor] = []
     memory = None
-    for own in inputs.unbind():
-        gates = own + F.linear(states[-1], weight) if states else own
+    for step in inputs.unbind():
+        gates = step + F.linear(states[-1], weight) if states else step
         i, f, g, o = gates.chunk(4, dim=-1)
         fresh = torch.sigmoid(i) * torch.tanh(g)
         memory = fresh + torch.sigmoid(f) * memory if states else fresh

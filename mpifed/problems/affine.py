@@ -19,13 +19,13 @@ __all__ = ["Affine", "Coupled", "flat"]
 class Affine(Operator):
     """Base class of affine operators, with exact metrics of the mean operator.
 
-    All vectors are float64 ``[d]``. A subclass calls ``_fix``, and ``_know`` if it has a known solution, in
-    :meth:`prepare`.
+    All vectors are float64 ``[d]``. In :meth:`prepare`, a subclass calls ``_set_mean_operator`` and, if a
+    solution is known, ``_set_solution``.
     """
 
     monotone = True
 
-    def _fix(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
+    def _set_mean_operator(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -45,8 +45,8 @@ class Affine(Operator):
         if isinstance(self.phi, Zero):
             return known | {"D": self.radius}
         if isinstance(self.phi, L1Box):
-            corner, largest = self.phi.bound + abs(self._start), self.phi.bound * abs(self._J).sum(axis=1)
-            G = np.linalg.norm(largest + abs(self._c))
+            corner, max_Jz = self.phi.bound + abs(self._start), self.phi.bound * abs(self._J).sum(axis=1)
+            G = np.linalg.norm(max_Jz + abs(self._c))
             return known | {"D": float(np.linalg.norm(corner)), "G": float(G)}
         return known
 
@@ -83,7 +83,7 @@ class Affine(Operator):
         """
         return restricted_gap(self._J, self._c, self.phi, z, self._start, self.radius)
 
-    def _know(self, solution: np.ndarray) -> None:
+    def _set_solution(self, solution: np.ndarray) -> None:
         """Store a solution and the directions in which it is unique (all directions for φ ≠ 0)."""
         self._solution = solution
         _, s, rows = np.linalg.svd(self._J)
@@ -107,11 +107,11 @@ class Affine(Operator):
         """
         point = flat(z)
         if isinstance(self.phi, Zero):
-            figures = {"err_D": self.err_D(point)}
+            errors = {"err_D": self.err_D(point)}
         else:
             low, high = self.composite_err_D(point)
-            figures = {"err_D": high, "err_D_slack": high - low if np.isfinite(high) else 0.0}
-        return figures | {"distance": self.distance(point), "residual": self.residual(point)}
+            errors = {"err_D": high, "err_D_slack": high - low if np.isfinite(high) else 0.0}
+        return errors | {"distance": self.distance(point), "residual": self.residual(point)}
 
 
 def flat(z: Named) -> np.ndarray:
@@ -122,10 +122,10 @@ def flat(z: Named) -> np.ndarray:
 class Coupled(Affine):
     """Base class of bilinear games: z = (x, y) and V_n(z) = (C_n y, -C_nᵀ x) + offset_n."""
 
-    def _couple(self, C: np.ndarray, offsets: np.ndarray, start: np.ndarray) -> None:
+    def _set_couplings(self, C: np.ndarray, offsets: np.ndarray, start: np.ndarray) -> None:
         self._C, self._offsets, mean = C, offsets, C.mean(axis=0)
         J = np.block([[np.zeros((self.dx, self.dx)), mean], [-mean.T, np.zeros((self.dy, self.dy))]])
-        self._fix(J, offsets.mean(axis=0), start)
+        self._set_mean_operator(J, offsets.mean(axis=0), start)
 
     @property
     def L(self) -> float:

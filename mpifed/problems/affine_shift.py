@@ -62,20 +62,20 @@ class AffineShift(LabelledImages, Minimax):
                 too large for the inputs.
         """
         super().prepare(seed, data_dir)
-        self._numbers, self._attacked = math.prod(self._images.shape), None
-        if self._numbers > LARGEST and not self.diagonal:
+        self._features, self._attacked = math.prod(self._images.shape), None
+        if self._features > LARGEST and not self.diagonal:
             raise ValueError(
                 f"a full matrix Λ needs inputs with at most {LARGEST} features, but {self.dataset} has "
-                f"{self._numbers}: set problem.diagonal = true"
+                f"{self._features}: set problem.diagonal = true"
             )
 
     def variables(self) -> Blocks:
-        d = self._numbers
+        d = self._features
         return Blocks(x=self._shapes, y={"matrix": (d,) if self.diagonal else (d, d), "offset": (d,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network, Λ = I and δ = 0."""
-        d = self._numbers
+        d = self._features
         identity = torch.ones(d) if self.diagonal else torch.eye(d).flatten()
         return {"x": self.model.start(self._shapes, rng), "y": torch.cat([identity, torch.zeros(d)])}
 
@@ -104,14 +104,14 @@ class AffineShift(LabelledImages, Minimax):
         current shift and maximises it minus the penalty: Λ = I + ∇_Λ / (2λ_1), δ = ∇_δ / (2λ_2). The fixed
         points of this iteration are the stationary points of the inner problem.
         """
-        known = self._attacked  # cached, because one evaluation calls this method many times
-        if known is None or known[0] is not x or known[1] is not self._held:
-            self._attacked = known = x, self._held, self._attack(x)
-        return known[2]
+        cached = self._attacked  # one evaluation calls this method many times
+        if cached is None or cached[0] is not x or cached[1] is not self._held_out:
+            self._attacked = cached = x, self._held_out, self._attack(x)
+        return cached[2]
 
     def _attack(self, x: Named) -> Named:
-        like, d = next(iter(x.values())), self._numbers
-        images = next(self._held_on(slice(CHUNK), like.device, like.dtype))
+        like, d = next(iter(x.values())), self._features
+        images = next(self._held_out_chunks(slice(CHUNK), like.device, like.dtype))
         labels = torch.from_numpy(self.test_labels()[:CHUNK]).to(like.device)
         slope = torch.func.grad(lambda y: F.cross_entropy(self.model(x, self.shifted(y, images)), labels))
         identity = self._identity(like.new_empty((d,) if self.diagonal else (d, d)))
@@ -130,9 +130,9 @@ class AffineShift(LabelledImages, Minimax):
         """
         like, attack = next(iter(x.values())), self.attack(x)
         scores = []
-        for images in self._held_on(rows, like.device, like.dtype):
-            seen = images, self.shifted(y, images), self.shifted(attack, images)
-            scores.append(torch.cat([self.model(x, one) for one in seen], dim=1))
+        for images in self._held_out_chunks(rows, like.device, like.dtype):
+            inputs = images, self.shifted(y, images), self.shifted(attack, images)
+            scores.append(torch.cat([self.model(x, group) for group in inputs], dim=1))
         return torch.cat(scores)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
@@ -146,13 +146,13 @@ class AffineShift(LabelledImages, Minimax):
         * ``penalty``: the penalty of ``y``; only for the test split.
         """
         labels, parts = torch.from_numpy(self.test_labels()), predictions.chunk(3, dim=1)
-        shares = [self.accuracies(part)[0] for part in parts]
-        values = [
+        accuracies = [self.accuracies(part)[0] for part in parts]
+        objectives = [
             float(F.cross_entropy(part, labels.to(part.device))) - float(self.penalty(shift))
             for part, shift in zip(parts[1:], (y, self.attack(x)))
         ]
-        values_of = {
-            **dict(zip(("accuracy", "shifted_accuracy", "attacked_accuracy"), shares)),
-            **dict(zip(("objective", "attacked_objective"), values)),
+        metrics = {
+            **dict(zip(("accuracy", "shifted_accuracy", "attacked_accuracy"), accuracies)),
+            **dict(zip(("objective", "attacked_objective"), objectives)),
         }
-        return values_of | ({"penalty": float(self.penalty(y))} if self.split == "test" else {})
+        return metrics | ({"penalty": float(self.penalty(y))} if self.split == "test" else {})

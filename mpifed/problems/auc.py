@@ -58,12 +58,12 @@ class AUC(HeldOut, Minimax):
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
         kept = thin(labels, positive, self.imbalance, seed)
-        left = train.of(train.rows[kept])
-        self._rows = divide(self.partition, left, positive[kept], self.clients, seed, data)
-        every = np.isin(train.all_labels, above)
-        self._positive = torch.from_numpy(every)
-        self._ratio = float(every[np.concatenate(self._rows)].mean())
-        self._test_on("test")
+        thinned = train.select(train.rows[kept])
+        self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
+        is_positive = np.isin(train.all_labels, above)
+        self._positive = torch.from_numpy(is_positive)
+        self._ratio = float(is_positive[np.concatenate(self._rows)].mean())
+        self._select_split("test")
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs ``[b]``. Larger outputs mean that samples are more likely positive."""

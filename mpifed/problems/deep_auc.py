@@ -11,7 +11,7 @@ from mpifed.base.errors import truncate
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.data import Dataset, read
-from mpifed.data.samples import parts_of, splits
+from mpifed.data.samples import splits, splits_of
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
 
@@ -53,7 +53,7 @@ class DeepAUC(AUC):
         self._shapes = self.model.shapes(images.shape, outputs=1)
         above, self._below = self._sides(images.names)
         used = [*above, *self._below]
-        self._divide(splits(parts_of(images), self.validation, seed, used), above, seed, images)
+        self._divide(splits(splits_of(images), self.validation, seed, used), above, seed, images)
 
     def _sides(self, names: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return the numbers of the positive and of the negative classes, sorted."""
@@ -86,7 +86,7 @@ class DeepAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """Return the network's outputs ``[n]``. The sigmoid is omitted, since it could only cause ties."""
-        chunks = self._held_on(rows, x["a"].device, x["a"].dtype)
+        chunks = self._held_out_chunks(rows, x["a"].device, x["a"].dtype)
         return torch.cat([self.outputs(x, chunk) for chunk in chunks])
 
 

@@ -85,10 +85,10 @@ class DistributionallyRobust(LabelledImages, Composition):
         clients' ``mean_loss`` and ``worst_loss``, which are bounds of the robust loss. On the test images:
         ``accuracy``.
         """
-        held = {"accuracy": self.accuracies(predictions)[0]}
-        return self._of_training(x) | held if self.split == "test" else held
+        accuracy = {"accuracy": self.accuracies(predictions)[0]}
+        return self._training_metrics(x) | accuracy if self.split == "test" else accuracy
 
-    def _of_training(self, x: Named) -> dict[str, float]:
+    def _training_metrics(self, x: Named) -> dict[str, float]:
         losses, gradients = self.client_losses(x)
         objective, gradient = self._composed(losses, gradients)
         return {

@@ -34,8 +34,8 @@ class FairClassification(LabelledImages, Minimax):
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read, split and partition the data, see :meth:`LabelledImages.prepare`."""
         super().prepare(seed, data_dir)
-        held = self._images.train_labels[np.concatenate(self._rows)]
-        self._inverse_share = len(held) / torch.bincount(held, minlength=self._images.classes).double()
+        labels = self._images.train_labels[np.concatenate(self._rows)]
+        self._inverse_share = len(labels) / torch.bincount(labels, minlength=self._images.classes).double()
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes, y={"y": (self._images.classes,)})

@@ -24,8 +24,9 @@ from mpifed.problems.maml import NetworkMAML
 
 __all__ = ["FewShotMAML", "TaskDataset"]
 
-#: Number of drawings per character of Omniglot, and of features of the smallest images of other data sets.
-_DRAWINGS, _LEAST = 20, 64
+#: Number of drawings per character of Omniglot, and number of features of the smallest images of other data
+#: sets.
+_DRAWINGS, _MIN_FEATURES = 20, 64
 
 #: A data set from which tasks are drawn.
 TaskDataset = choice("data set", USER_DATASETS, UserFunction, names=("omniglot", *DATASETS))
@@ -59,9 +60,9 @@ class FewShotMAML(NetworkMAML):
     maximised = frozenset({"accuracy"})
 
     def footprint(self) -> int:
-        drawn = self.dataset == "omniglot"
-        image = min(self.samples, _DRAWINGS) * self.size**2 if drawn else _LEAST
-        return 4 * (self.clients + self.tests) * self.ways * image
+        omniglot = self.dataset == "omniglot"
+        per_class = min(self.samples, _DRAWINGS) * self.size**2 if omniglot else _MIN_FEATURES
+        return 4 * (self.clients + self.tests) * self.ways * per_class
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read the images and draw the tasks. A client's task depends only on the seed and its number.
@@ -129,8 +130,8 @@ class FewShotMAML(NetworkMAML):
     def _accuracy(self, x: Named, task: torch.Tensor) -> torch.Tensor:
         query = task[self.shots :]
         scores = self.model(self.adapted(x, (task[: self.shots],)), query.flatten(0, 1))
-        right = scores.argmax(dim=1) == torch.arange(self.ways, device=task.device).repeat(len(query))
-        return torch.where(torch.isfinite(scores).all(), right.to(scores).mean(), torch.nan)
+        correct = scores.argmax(dim=1) == torch.arange(self.ways, device=task.device).repeat(len(query))
+        return torch.where(torch.isfinite(scores).all(), correct.to(scores).mean(), torch.nan)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' images, and ``accuracy``.

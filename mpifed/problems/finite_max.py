@@ -47,8 +47,8 @@ class FiniteMax(Minimax):
             raise ValueError(f"expected active <= functions, got {self.active} > {self.functions}")
 
     def footprint(self) -> int:
-        own = BYTES_PER_DRAW if self.heterogeneity else 16
-        return self.functions * (own * self.clients * (self.d + 1) + 16 * self.d**2)
+        per_number = BYTES_PER_DRAW if self.heterogeneity else 16
+        return self.functions * (per_number * self.clients * (self.d + 1) + 16 * self.d**2)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "finite max"), Stream(seed, "finite max", np.arange(self.clients))

@@ -26,6 +26,7 @@ __all__ = ["AffineGame", "Bilinear", "L1BoxBilinear"]
 
 
 def _apply(J: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Return the products J z for matrices ``[..., m, d]``, without BLAS."""
     return (J * z).sum(axis=-1)
 
 
@@ -76,8 +77,8 @@ class AffineGame(Affine):
         scale = 0.0 if self.shared_jacobian else self.heterogeneity
         self._A = self._symmetric(rng, scale, stream) + self._antisymmetric(rng, scale, stream)
         self._b = vectors - _apply(self._A, solution)
-        self._fix(self._A.mean(axis=0), self._b.mean(axis=0), start * (self.start == "normal"))
-        self._know(solution)
+        self._set_mean_operator(self._A.mean(axis=0), self._b.mean(axis=0), start * (self.start == "normal"))
+        self._set_solution(solution)
 
     def _symmetric(self, rng: np.random.Generator, scale: float, stream: Stream) -> np.ndarray:
         Q, values = rotation(rng, self.d), np.linspace(self.strong, self.smooth, self.d)
@@ -89,9 +90,9 @@ class AffineGame(Affine):
         Q, planes = rotation(rng, self.d), self.d // 2
         first, second = Q[:, :planes] * np.linspace(1, 0, planes, endpoint=False), Q[:, planes : 2 * planes]
         turn = np.einsum("ij,kj->ik", first, second)
-        # G - Gᵀ has norm about √(8d).
-        own = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(8 * self.d)
-        return self.skew * (turn - turn.T + own - own.swapaxes(1, 2))
+        # For a standard normal matrix N, N - Nᵀ has norm about √(8d).
+        G = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(8 * self.d)
+        return self.skew * (turn - turn.T + G - G.swapaxes(1, 2))
 
     @property
     def L(self) -> float:
@@ -138,8 +139,8 @@ class Bilinear(Coupled):
 
     def footprint(self) -> int:
         spread = self.heterogeneity and not self.shared_jacobian
-        own = (BYTES_PER_DRAW if spread else 8) * self.dx * self.dy
-        return own * self.clients + 32 * (self.dx + self.dy) ** 2
+        per_client = (BYTES_PER_DRAW if spread else 8) * self.dx * self.dy
+        return per_client * self.clients + 32 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "bilinear"), Stream(seed, "bilinear", np.arange(self.clients))
@@ -153,8 +154,9 @@ class Bilinear(Coupled):
         spread = self.heterogeneity * self.coupling / (np.sqrt(self.dx) + np.sqrt(self.dy))
         C = around(mean, 0.0 if self.shared_jacobian else spread, stream)
         x, y = solution[: self.dx], solution[self.dx :]
-        self._couple(C, vectors - np.concatenate([_apply(C, y), -_apply(C.swapaxes(1, 2), x)], axis=1), start)
-        self._know(solution)
+        values = np.concatenate([_apply(C, y), -_apply(C.swapaxes(1, 2), x)], axis=1)
+        self._set_couplings(C, vectors - values, start)
+        self._set_solution(solution)
 
 
 @problem_settings
@@ -184,16 +186,18 @@ class L1BoxBilinear(Coupled):
         return L1Box(self.lam, self.bound)
 
     def footprint(self) -> int:
-        own = 16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
-        return self.clients * own + 16 * (self.dx + self.dy) ** 2
+        per_client = (
+            16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+        )
+        return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "l1 box"), Stream(seed, "l1 box", np.arange(self.clients))
         A, b = rng.uniform(-1, 1, (self.dy, self.dx)), rng.uniform(-1, 1, self.dy)
         start = rng.uniform(-self.bound, self.bound, self.dx + self.dy)
-        own = around(b, self.heterogeneity, stream)
-        offsets = np.concatenate([np.zeros((self.clients, self.dx)), own], axis=1)
-        self._couple(around(A.T, self.heterogeneity, stream), offsets, start)
+        client_b = around(b, self.heterogeneity, stream)
+        offsets = np.concatenate([np.zeros((self.clients, self.dx)), client_b], axis=1)
+        self._set_couplings(around(A.T, self.heterogeneity, stream), offsets, start)
 
     def err_c(self, z: np.ndarray) -> float:
         """Return the composite gap of a point of the box: the duality gap max_y' F(x, y') - min_x' F(x', y).

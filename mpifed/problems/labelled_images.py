@@ -14,7 +14,7 @@ from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
 from mpifed.data import Dataset, Partition, read
 from mpifed.data.partition import IID, divide
-from mpifed.data.samples import Split, parts_of, splits
+from mpifed.data.samples import Split, splits, splits_of
 from mpifed.models import Linear, Model
 from mpifed.models.base import Shapes
 
@@ -28,10 +28,10 @@ RESIDENT = 2**30
 
 @problem_settings
 class HeldOut:
-    """Base class of problems whose :meth:`predict` scores ``_held``, the samples of one split.
+    """Base class of problems whose metrics are computed on the samples ``_held_out`` of one split.
 
-    A subclass sets ``_splits`` and ``_rows``, the row numbers of every client's training samples, and then
-    calls :meth:`_test_on`.
+    In ``prepare``, a subclass sets ``_splits`` and ``_rows``, the row numbers of every client's training
+    samples, and then calls ``_select_split("test")``.
 
     Attributes:
         split: the split on which metrics are computed: "test", another split, or the number of a client.
@@ -52,18 +52,19 @@ class HeldOut:
         if split != "train" and not isinstance(split, int) and split not in self._splits:
             return None
         other = copy.copy(self)
-        other._test_on(split)
+        other._select_split(split)
         return other
 
-    def _test_on(self, split: str | int) -> None:
+    def _select_split(self, split: str | int) -> None:
+        """Use the samples of a split, or of the client with this number, as held-out samples."""
         train = self._splits["train"]
-        held: Split = train.of(self._rows[split]) if isinstance(split, int) else self._splits[split]
+        selected: Split = train.select(self._rows[split]) if isinstance(split, int) else self._splits[split]
         if split == "train":  # only the clients' samples
-            held = train.of(np.sort(np.concatenate(self._rows)))
-        self._held, self._resident = held, {}
-        self.split, self.test_rows = split, len(self._held)
+            selected = train.select(np.sort(np.concatenate(self._rows)))
+        self._held_out, self._resident = selected, {}
+        self.split, self.test_rows = split, len(self._held_out)
 
-    def _held_on(
+    def _held_out_chunks(
         self, rows: slice, device: torch.device, dtype: torch.dtype | None = None, size: int = CHUNK
     ) -> Iterator[torch.Tensor]:
         """Iterate over the held-out samples ``rows`` on a device, ``size`` at a time; a GPU keeps them."""
@@ -72,13 +73,13 @@ class HeldOut:
             stop = min(start + size, last)
             chunk = self._resident.get((start, stop, device, dtype))
             if chunk is None:
-                chunk = self._held[start:stop].to(device, dtype)
+                chunk = self._held_out[start:stop].to(device, dtype)
                 if chunk.is_cuda and sum(part.nbytes for part in self._resident.values()) < RESIDENT:
                     self._resident[start, stop, device, dtype] = chunk
             yield chunk
 
     def test_labels(self) -> np.ndarray:
-        return self._held.labels
+        return self._held_out.labels
 
 
 @problem_settings
@@ -99,11 +100,11 @@ class LabelledImages(HeldOut):
         self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
-        self._splits = splits(parts_of(images), self.validation, seed)
+        self._splits = splits(splits_of(images), self.validation, seed)
         train = self._splits["train"]
         positive = train.labels >= (images.classes + 1) // 2
         self._rows = divide(self.partition, train, positive, self.clients, seed, images)
-        self._test_on("test")
+        self._select_split("test")
 
     @property
     def network(self) -> Shapes:
@@ -135,7 +136,7 @@ class LabelledImages(HeldOut):
     def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
         """Return the network's outputs ``[n, classes]`` for held-out images plus ``shift``."""
         like = next(iter(x.values()))
-        chunks = self._held_on(rows, like.device, like.dtype)
+        chunks = self._held_out_chunks(rows, like.device, like.dtype)
         return torch.cat([self.model(x, chunk + shift) for chunk in chunks])
 
     def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
@@ -155,5 +156,5 @@ def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     classes = np.unique(labels)
     if not torch.isfinite(scores).all():
         return np.full(len(classes), np.nan)
-    right = scores.argmax(dim=1).cpu().numpy() == labels
-    return np.array([right[labels == label].mean() for label in classes])
+    correct = scores.argmax(dim=1).cpu().numpy() == labels
+    return np.array([correct[labels == label].mean() for label in classes])

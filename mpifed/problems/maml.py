@@ -33,7 +33,7 @@ class MAML(Composition):
 
     @property
     def inner_size(self) -> int:
-        """p = d."""
+        """The dimension p of g_n, which equals d."""
         return self.variables().sizes["x"]
 
     def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -57,9 +57,10 @@ class MAML(Composition):
         like, value, gradient = next(iter(x.values())), 0.0, 0.0
         for client in range(self.clients):
             batch = tuple(column.to(like) for column in self.client_data(client))
-            own, loss = slope(dict(x), batch)
+            client_gradient, loss = slope(dict(x), batch)
+            flat = torch.cat([part.flatten() for part in client_gradient.values()])
             value = value + loss / self.clients
-            gradient = gradient + torch.cat([part.flatten() for part in own.values()]) / self.clients
+            gradient = gradient + flat / self.clients
         return value, gradient
 
     def exact(self, x: Named) -> dict[str, float]:

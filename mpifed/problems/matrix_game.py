@@ -44,8 +44,10 @@ class MatrixGame(Coupled):
         return Separable({"x": Indicator(Simplex()), "y": Indicator(Simplex())}, (self.dx, self.dy))
 
     def footprint(self) -> int:
-        own = 16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
-        return self.clients * own + 16 * (self.dx + self.dy) ** 2
+        per_client = (
+            16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+        )
+        return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "matrix game"), Stream(seed, "matrix game", np.arange(self.clients))
@@ -55,7 +57,7 @@ class MatrixGame(Coupled):
             lengths = [np.ones_like(length) for length in lengths]
         start = np.concatenate([length / length.sum() for length in lengths])
         offsets = np.zeros((self.clients, self.dx + self.dy))
-        self._couple(around(A, self.heterogeneity, stream), offsets, start)
+        self._set_couplings(around(A, self.heterogeneity, stream), offsets, start)
 
     @property
     def largest(self) -> float:

@@ -65,16 +65,17 @@ class QuadraticNCPL(Minimax):
 
     def footprint(self) -> int:
         spread = self.heterogeneity and not self.shared_hessian
-        own = BYTES_PER_DRAW if spread else 16  # a client's Hessian, and its symmetric part
-        return (own * self.clients + 32) * (self.dx + self.dy) ** 2
+        per_entry = BYTES_PER_DRAW if spread else 16  # a client's Hessian, and its symmetric part
+        return (per_entry * self.clients + 32) * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "quadratic"), Stream(seed, "quadratic", np.arange(self.clients))
         self._point = rng.standard_normal(self.dx + self.dy)
         vectors = around(np.zeros(self.dx + self.dy), self.heterogeneity, stream)
         # The symmetric part of a normal [D, D] matrix of standard deviation σ has norm about σ √(2D).
-        own = 0.0 if self.shared_hessian else self.heterogeneity * self.ell / np.sqrt(2 * (self.dx + self.dy))
-        deviations = around(np.zeros((self.dx + self.dy,) * 2), own, stream)
+        scale = self.heterogeneity * self.ell / np.sqrt(2 * (self.dx + self.dy))
+        scale = 0.0 if self.shared_hessian else scale
+        deviations = around(np.zeros((self.dx + self.dy,) * 2), scale, stream)
         self._H = self._mean_hessian(rng) + (deviations + deviations.swapaxes(1, 2)) / 2
         self._g = vectors - (self._H * self._point).sum(axis=-1)
         self._mean = self._H.mean(axis=0), self._g.mean(axis=0)

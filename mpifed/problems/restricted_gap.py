@@ -30,13 +30,13 @@ __all__ = ["maximize_on_ball", "restricted_gap"]
 NEWTON_STEPS = 200
 #: Maximum number of proximal steps.
 STEPS = 2000
-#: Number of steps between two evaluations of the bounds.
-EVERY = 20
+#: Number of steps between two evaluations of the upper bound.
+INTERVAL = 20
 #: Multiplier of an inactive ball constraint relative to ‖p‖/D. It increases the bound by this fraction of
 #: D‖p‖; with a smaller multiplier, the rounding error of the proximal map would be larger.
 INACTIVE = 1e-8
-#: Maximum distance of a point from φ's set relative to its norm, for the rounding of averages.
-OFF = 1e-6
+#: Maximum distance from the domain of φ, relative to the norm of a point, that rounding explains.
+OUTSIDE = 1e-6
 
 
 def restricted_gap(
@@ -67,10 +67,11 @@ def restricted_gap(
         ValueError: φ is infinite on the whole ball.
     """
     ball = _Ball(phi, centre, radius)
-    at = torch.from_numpy(z)
-    if float(torch.linalg.vector_norm(phi(at, 0.0) - at)) > OFF * (1 + float(torch.linalg.vector_norm(at))):
+    point = torch.from_numpy(z)
+    distance = float(torch.linalg.vector_norm(phi(point, 0.0) - point))
+    if distance > OUTSIDE * (1 + float(torch.linalg.vector_norm(point))):
         return np.inf, np.inf
-    constant = float(c @ z) + float(phi.value(at))
+    constant = float(c @ z) + float(phi.value(point))
     S, q = (J + J.T) / 2, J.T @ z - c
 
     def lower(w):
@@ -98,7 +99,7 @@ def _close(lower: Callable, upper: Callable, ball: _Ball, S, q, tolerance: float
         if value < low:  # the momentum overshoots
             v, following = new, 1.0
         w, momentum, low = new, following, max(low, value)
-        if step % EVERY == 1:
+        if step % INTERVAL == 1:
             high = min(high, upper(w))
     return float(low), float(max(low, high))  # rounding errors may have swapped them
 
@@ -204,10 +205,12 @@ def _checked(Q, c, radius: float) -> tuple[np.ndarray, np.ndarray]:
     if c.ndim != 1 or Q.shape != (len(c), len(c)):
         raise ValueError(f"expected Q [d, d] and c [d], got {list(Q.shape)} and {list(c.shape)}")
     if not (np.isfinite(Q).all() and np.isfinite(c).all()):
-        raise ValueError("Q and c must be finite")
+        raise ValueError("expected finite Q and c, got NaN or infinity")
     if not radius > 0:
-        raise ValueError(f"radius must be positive, got {radius}")
+        raise ValueError(f"expected a radius > 0, got {radius}")
     skew = np.abs(Q - Q.T).max(initial=0.0)
     if skew > 1e-12 * np.abs(Q).max(initial=0.0):
-        raise ValueError(f"Q must be symmetric, but its entries differ from those of Qᵀ by up to {skew:g}")
+        raise ValueError(
+            f"expected a symmetric Q, got entries that differ from those of Qᵀ by up to {skew:g}"
+        )
     return Q, c

@@ -90,11 +90,11 @@ class SinusoidMAML(NetworkMAML):
 
 
 def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return inputs and targets of each task, ``[tasks, rows, 1]``, at random points and on the grid."""
+    """Return (inputs, targets) of each task at random points and on the grid, ``[tasks, rows, 1]`` each."""
     amplitude, phase = 0.1 + 4.9 * stream.uniform(1), math.pi * stream.uniform(1)
-    places = (
+    points = (
         10 * stream.uniform(rows) - 5,
         np.broadcast_to(np.linspace(-5, 5, GRID), (len(stream.clients), 1, GRID)),
     )
-    halves = ((t, amplitude * np.sin(t - phase)) for t in places)
+    halves = ((t, amplitude * np.sin(t - phase)) for t in points)
     return tuple(tuple(torch.from_numpy(part[:, 0, :, None].copy()) for part in half) for half in halves)

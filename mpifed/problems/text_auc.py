@@ -26,8 +26,8 @@ __all__ = ["TextAUC"]
 CHUNK = 64
 
 
-class _Numbers:
-    """Texts as the rows of their words in the table of vectors, int64 ``[n, length]``, padded with 0."""
+class _EncodedTexts:
+    """Texts as row numbers of their words in the table of vectors, int64 ``[n, length]``, padded with 0."""
 
     def __init__(self, stored: np.ndarray):
         self._stored = stored
@@ -74,10 +74,10 @@ class TextAUC(AUC):
         }
         vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
         self.files = {**texts.files, **vectors.files}
-        self._table, self._placed = torch.from_numpy(vectors.table), {}
+        self._table, self._tables = torch.from_numpy(vectors.table), {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
         parts = {
-            name: (_Numbers(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
+            name: (_EncodedTexts(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
             for name, part in words.items()
         }
         self._divide(splits(parts, self.validation, seed), [1], seed, texts)
@@ -87,14 +87,14 @@ class TextAUC(AUC):
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """Return the positive minus the negative output, ``[b]``."""
-        if samples.device not in self._placed:
-            self._placed[samples.device] = self._table.to(samples.device)
-        vectors = self._placed[samples.device][samples].to(x["a"].dtype)
+        if samples.device not in self._tables:
+            self._tables[samples.device] = self._table.to(samples.device)
+        vectors = self._tables[samples.device][samples].to(x["a"].dtype)
         negative, positive = self.model(x, vectors, (samples > 0).sum(1)).unbind(1)
         return positive - negative
 
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """Return the outputs for the test texts ``rows``, ``[n]``."""
-        chunks = self._held_on(rows, x["a"].device, size=CHUNK)
+        chunks = self._held_out_chunks(rows, x["a"].device, size=CHUNK)
         return torch.cat([self.outputs(x, chunk) for chunk in chunks])

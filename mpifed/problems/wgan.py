@@ -59,7 +59,7 @@ class WGAN(Minimax):
             raise ValueError("clients * samples: expected at least 2 pairs, whose z differ, got 1")
 
     def footprint(self) -> int:
-        means = 2 * BYTES_PER_DRAW * self.clients  # twice as many for single numbers
+        means = 2 * BYTES_PER_DRAW * self.clients  # a single number needs twice as much memory
         return max(means, BYTES_PER_DRAW * self.clients * self.samples)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -68,8 +68,8 @@ class WGAN(Minimax):
         self._real_moments = float(self._means.mean()), float(np.hypot(self.std, self._means.std()))
         self._z_moments = 0.0, 1.0
         if self.samples:
-            held = self._pairs(Stream(seed, "wgan pairs", numbers), self.samples)
-            self._real, self._z = (torch.from_numpy(column[:, 0]) for column in held)
+            pairs = self._pairs(Stream(seed, "wgan pairs", numbers), self.samples)
+            self._real, self._z = (torch.from_numpy(column[:, 0]) for column in pairs)
             self._real_moments, self._z_moments = (
                 (float(column.mean()), float(column.std(correction=0))) for column in (self._real, self._z)
             )
@@ -141,8 +141,8 @@ class WGAN(Minimax):
 
         They are moments of the fixed pairs, or expectations.
         """
-        (mean, std), (own, spread) = self._real_moments, self._generated(x)
-        return mean - own, mean**2 + std**2 - own**2 - spread**2
+        (mean, std), (m, v) = self._real_moments, self._generated(x)
+        return mean - m, mean**2 + std**2 - m**2 - v**2
 
     def _generated(self, x: Named) -> tuple[float, float]:
         """Return the mean of μ + σz, and its standard deviation with the sign of σ."""
@@ -163,10 +163,10 @@ class WGAN(Minimax):
         """
         mu, sigma = float(x["mu"]), float(x["sigma"])
         mean, std = self.optimum(-1 if sigma < 0 else 1)
-        (centre, scale), (own, spread) = self._z_moments, self._generated(x)
+        (centre, scale), (m, v) = self._z_moments, self._generated(x)
         first, second = self.best_response(x).tolist()
-        slope = first + 2 * own * second
+        slope = first + 2 * m * second
         return {
             "squared_distance": (mu - mean) ** 2 + (sigma - std) ** 2,
-            "grad_norm": float(np.hypot(slope, centre * slope + 2 * scale * spread * second)),
+            "grad_norm": float(np.hypot(slope, centre * slope + 2 * scale * v * second)),
         }

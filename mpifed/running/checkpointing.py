@@ -282,7 +282,7 @@ class Snapshot:
             state.buffer.copy_(torch.from_numpy(array))
         rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
         checkpoint.read_clients(self.path, rows, comm, simulation.placement)
-        simulation.take_rows(torch.from_numpy(rows))
+        simulation.restore_client_rows(torch.from_numpy(rows))
         simulation.restore(self.round, self.header["skipped"], self.header["unsent"])
         simulation.infeasible = self.header["infeasible"]
         recorder.restore(self.header, self._history() if comm.rank == 0 else {})

@@ -46,11 +46,11 @@ __all__ = ["Choice", "Group", "choose_group", "expect_evaluated", "reason_for_lo
 
 Group = int | Literal["all"]
 
-#: Minimum cohort of vectorised clients: for losses differentiated by autograd, and for analytic gradients,
-#: which have less overhead per call.
+#: Minimum size of a cohort whose clients are vectorised: for losses differentiated by autograd, and for
+#: analytic gradients, for which the loop has less overhead.
 MEMBERS, MEMBERS_ANALYTIC = 32, 8
-#: Maximum number of parameters of a group (1 MiB of float32, the L2 cache of a core), and the minimum number
-#: of clients in a group.
+#: Maximum number of parameters of a group (1 MiB of float32, the L2 cache of a core), and the number of
+#: clients that it must be sufficient for.
 CACHE, LEAST = 2**18, 8
 #: Maximum number of parameters of a group on a GPU (256 MiB of float32).
 GPU_PARAMETERS = 2**26
@@ -73,7 +73,12 @@ DISTANCES = (0.01, 0.03, 0.1, 0.3)
 
 
 class Choice(NamedTuple):
-    """``group``: number of clients stepped at a time, 1, a number or "all"; ``note``: a line to log."""
+    """The number of clients stepped at a time.
+
+    Attributes:
+        group: 1 if clients are looped over, a larger number, or "all".
+        note: a line to log, "" for none.
+    """
 
     group: Group
     note: str = ""
@@ -102,9 +107,9 @@ def choose_group(
     least, most = _batch_sizes(sampler, comm)
     compiled = config.run.compile != "none"
     if least < most and (group not in (None, 1) or compiled):
-        what, option = ("compiled", "compile = 'none'") if compiled else ("vectorised", "group = 1")
+        how, option = ("compiled", "compile = 'none'") if compiled else ("vectorised", "group = 1")
         raise ConfigError(
-            f"{what} full batches need clients of one size, got {least} to {most} rows: set "
+            f"{how} full batches need clients of one size, got {least} to {most} rows: set "
             f"oracle.batch_size, or run.{option}"
         )
     on_gpu = sampler.device.type == "cuda"
@@ -144,7 +149,7 @@ def choose_group(
 
 
 def _batch_sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
-    """Return the least and the most rows of a client's full batch; equal for minibatches. Collective."""
+    """Return the minimum and maximum number of rows of full batches; 0 and 0 for minibatches. Collective."""
     sizes = sampler.sizes if not sampler.batch_size else sampler.sizes[:0]
     ends = np.array([-sizes.min(initial=2**62), sizes.max(initial=0)], dtype=np.int64)
     comm.allreduce_(ends, "max")
@@ -249,7 +254,7 @@ def _differs(problem: Problem, sampler: Sampler, evaluation: Evaluation, largest
     count = min(POINTS, max(largest, 3))  # needs no more memory than the run
     parts = [(first, last) for first, last in PARTS if last <= count]
     for number, client in enumerate((0, problem.clients - 1)):
-        alone = Sampler(
+        single = Sampler(
             problem,
             [client],
             sampler.seed,
@@ -259,9 +264,9 @@ def _differs(problem: Problem, sampler: Sampler, evaluation: Evaluation, largest
             sampler.dtype,
             sampler.device,
         )
-        oracle = ORACLES[problem.family](problem, alone, True, evaluation)
+        oracle = ORACLES[problem.family](problem, single, True, evaluation)
         for distance in DISTANCES[number::2]:
-            points = _near_start(problem, alone, distance, count)
+            points = _near_start(problem, single, distance, count)
             try:
                 reference = _results(oracle, points)
                 again = [_results(oracle, [block[slice(*part)] for block in points]) for part in parts]
@@ -294,8 +299,8 @@ def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _same(reference: list[torch.Tensor], results: list[torch.Tensor], first: int, last: int) -> bool:
-    """Return whether results equal the rows ``first .. last - 1`` of the reference, where NaN equals NaN."""
+    """Return whether results are identical to rows ``first:last`` of the reference; NaN equals NaN."""
     return all(
-        torch.allclose(one, rows[first:last], rtol=0, atol=0, equal_nan=True)
-        for one, rows in zip(results, reference)
+        torch.allclose(result, rows[first:last], rtol=0, atol=0, equal_nan=True)
+        for result, rows in zip(results, reference)
     )

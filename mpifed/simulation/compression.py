@@ -1,17 +1,15 @@
-"""Messages between a client function and the average: compression with error feedback, and the scaling of
-changes for unbiased averages.
+"""Compression of messages with error feedback, and their scaling for unbiased averages.
 
-Compressing a model itself would destroy most of it. If a message field has the name and the type of a field
-of ``shared``, the server and the clients that have downloaded it know that value: the difference to it is
-compressed, and the server adds the value again. All other fields are changes or gradients, and are compressed
-directly. With b the field of ``shared`` or 0, e the client's residual and C the compressor, a client's
-message m becomes ::
+Compressing a model itself would lose most of it. If a message field has the name and the type of a field of
+``shared``, server and clients both know that field. Clients then compress the difference to it, and the
+server adds the field again. All other message fields are changes or gradients, and are compressed directly.
+With b the field of ``shared`` or 0, e the client's residual and C the compressor, a message m becomes ::
 
     sent = C(m - b + e),    e = m - b + e - sent  (with error feedback),    m = b + sent.
 
 Fields that are not communicated, fields that the compressor sends uncompressed and the start phases are
-excluded. Residuals are part of a client's state. Each distinct phase has its own; a repeated phase continues
-with the same residuals.
+excluded. Residuals are part of a client's state. Each distinct phase has separate residuals; a repeated phase
+continues with the same residuals.
 """
 
 from __future__ import annotations
@@ -31,14 +29,19 @@ from mpifed.simulation.settings import SimulationSettings
 
 __all__ = ["MessageCompressor", "plan"]
 
-#: Number of columns that random numbers are drawn for at once; even, because a lane has two. On a GPU, fewer
-#: draws mean fewer kernel launches.
+#: Number of columns for which one call draws random numbers; even, because a lane of the generator gives two.
+#: On a GPU, fewer calls mean fewer kernel launches.
 COLUMNS = {"cpu": 2**12, "cuda": 2**20}
 
 
 class _Field(NamedTuple):
-    """Slices of a communicated field in the message, in ``shared`` (``None`` if it has no such field) and in
-    the residuals, and whether the field is the change of a field that clients store."""
+    """A communicated field of a message.
+
+    Attributes:
+        message, residual: slices of the field in the message and in the residuals.
+        base: slice of the field of ``shared`` with its name and type; ``None`` without such a field.
+        stored: whether the field is the change of a field that clients store.
+    """
 
     name: str
     message: slice
@@ -69,8 +72,8 @@ def plan(
                 continue
             if shared.record.fields.get(name) == layout.record.fields[name]:
                 base = slice(*shared.span(name))
-            lossy = settings.error_feedback and not settings.compression.whole(stop - start)
-            residual = slice(width, width + lossy * (stop - start))
+            has_residual = settings.error_feedback and not settings.compression.is_lossless(stop - start)
+            residual = slice(width, width + has_residual * (stop - start))
             fields.append(
                 _Field(name, slice(start, stop), base, residual, name in layout.record.fields_of_type(Stored))
             )
@@ -103,60 +106,64 @@ class MessageCompressor:
         """Return the fields of ``shared`` that clients need for the differences in a phase."""
         if self._compression is None:
             return set()
-        return {one.name for one in self._plans[phase] if one.base and not self._compression.whole(one.size)}
+        return {
+            field.name
+            for field in self._plans[phase]
+            if field.base and not self._compression.is_lossless(field.size)
+        }
 
     def bytes(self, phase: int) -> int | None:
         """Return the bytes that a client uploads in a phase, ``None`` without compression."""
         if self._compression is None:
             return None
         itemsize = self.residuals.element_size()
-        return sum(self._compression.bytes(one.size, itemsize) for one in self._plans[phase])
+        return sum(self._compression.bytes(field.size, itemsize) for field in self._plans[phase])
 
     def send(
         self,
         r: int,
         phase: int,
         rows: torch.Tensor,
-        places: np.ndarray,
+        positions: np.ndarray,
         scales: tuple[float, np.ndarray] | None,
     ) -> None:
         """Replace messages ``[C, size]`` by the values that the server reconstructs from them.
 
         Args:
             phase: number of the phase in round ``r``, from 0.
-            places: positions of the senders among this rank's clients, ``[C]``.
+            positions: positions of the senders among this rank's clients, ``[C]``.
             scales: the factor of changes, and the factors of changes of stored fields, ``[C]``.
         """
         if self._compression is not None:
-            self._compress(r, phase, rows, places)
+            self._compress(r, phase, rows, positions)
         if scales is None:
             return
         scale, stored = scales[0], to_device(scales[1], rows.device, rows.dtype)[:, None]
-        for one in self._plans[phase]:
-            if one.stored:
-                rows[:, one.message] *= stored
+        for field in self._plans[phase]:
+            if field.stored:
+                rows[:, field.message] *= stored
             elif scale != 1:
-                base = self._shared.buffer[one.base] if one.base else 0.0
-                rows[:, one.message] = base + scale * (rows[:, one.message] - base)
+                base = self._shared.buffer[field.base] if field.base else 0.0
+                rows[:, field.message] = base + scale * (rows[:, field.message] - base)
 
-    def _compress(self, r: int, phase: int, rows: torch.Tensor, places: np.ndarray) -> None:
-        stream = Stream(self._seed, "rounding", self._clients[places], r, first=phase)
+    def _compress(self, r: int, phase: int, rows: torch.Tensor, positions: np.ndarray) -> None:
+        stream = Stream(self._seed, "rounding", self._clients[positions], r, first=phase)
         if rows.is_cuda:
             stream = DeviceStream(stream, rows.device)
-        index = to_device(places, rows.device)
-        for one in self._plans[phase]:
-            if self._compression.whole(one.size):
+        index = to_device(positions, rows.device)
+        for field in self._plans[phase]:
+            if self._compression.is_lossless(field.size):
                 continue
-            values, base = rows[:, one.message], self._shared.buffer[one.base] if one.base else None
+            values, base = rows[:, field.message], self._shared.buffer[field.base] if field.base else None
             change = values if base is None else values - base
             if self._feedback:
-                change = change + self.residuals[index, one.residual]
+                change = change + self.residuals[index, field.residual]
             draws = torch.empty(0)
             if self._compression.random:
-                draws = _uniform(stream, one.size, rows.device)
+                draws = _uniform(stream, field.size, rows.device)
             sent = self._compression(change, draws, self._feedback)
             if self._feedback:
-                self.residuals[index, one.residual] = change - sent
+                self.residuals[index, field.residual] = change - sent
             values.copy_(sent if base is None else base + sent)
 
 

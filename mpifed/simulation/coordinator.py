@@ -1,9 +1,9 @@
 """Sampling of cohorts, participation in each phase, and the adaptive matrices.
 
-Random numbers are addressed, so every rank computes the cohorts without communication: availability, a cohort
-of the available clients (round, number), dropouts (client, round, phase), and the order in which messages
-arrive if more clients are selected than needed (client, round, phase). A client that drops out in a phase is
-absent until the next cohort is sampled.
+Random numbers have addresses, so every rank computes without communication: which clients are available, the
+cohort (address: round, number of the cohort), dropouts (client, round, phase), and, if more clients are
+selected than needed, the order in which messages arrive (client, round, phase). A client that drops out in a
+phase is absent until the next cohort is sampled.
 
 The adaptive matrices are computed on rank 0 from moments that only rank 0 stores, and one broadcast of part
 of ``shared`` sends them to the other ranks. With ``matrices = "replicated"``, every rank stores the moments
@@ -65,8 +65,8 @@ class Coordinator:
         self.moments, self.shared, self.transport = moments, shared, transport
         self.participants, self.replicated = participants, replicated
         self._fields = algorithm.shared.fields_of_type(Adaptive)
-        everyone = np.arange(placement.clients)
-        self._all_clients = Cohort(everyone, placement, self.comm.rank, participants.base)
+        numbers = np.arange(placement.clients)
+        self._all_clients = Cohort(numbers, placement, self.comm.rank, participants.base)
         self._total = self._all_clients.total
         for name in self._fields:
             setattr(shared, name, initial_diagonal(algorithm))
@@ -78,17 +78,17 @@ class Coordinator:
 
     def participating(self, r: int, phase: int, selected: Cohort) -> Cohort:
         """Return the clients of a cohort that have not dropped out; all of them in round 0."""
-        if not self.participants.lossy or not r:
+        if not self.participants.drops_clients or not r:
             return selected
         count, members = len(selected.members), self.participants.participating(r, phase, selected.members)
         cohort = selected if len(members) == count else self._cohort(members)
         cohort.selected = count
         return cohort
 
-    def waits(self, cohort: Cohort) -> bool:
+    def server_waits(self, cohort: Cohort) -> bool:
         """Return whether the server waits for clients that have dropped out."""
         count = len(cohort.members)
-        return cohort.selected > count and self.participants.waits(cohort.selected, count)
+        return cohort.selected > count and self.participants.server_waits(cohort.selected, count)
 
     def _cohort(self, members: np.ndarray) -> Cohort:
         if len(members) == self.placement.clients and not self.participants.unbiased:
@@ -158,7 +158,7 @@ class Participants:
 
     Attributes:
         files: the data files read, by name.
-        lossy: whether selected clients may not participate.
+        drops_clients: whether selected clients may not participate, by dropout or oversampling.
         unbiased: whether averages are unbiased estimates of averages over all clients.
 
     Raises:
@@ -170,7 +170,7 @@ class Participants:
         self._availability, self._clients = settings.availability or Uniform(), problem.clients
         self._size = settings.oversample or settings.cohort or problem.clients
         self._dropout = per_client(settings.dropout or 0.0, problem.clients, "participation.dropout")
-        self.lossy = settings.oversample is not None or bool(self._dropout.any())
+        self.drops_clients = settings.oversample is not None or bool(self._dropout.any())
         self.unbiased = self._availability.unbiased
         self.files: dict[str, DataFile] = {}
         if isinstance(self._availability, Trace):
@@ -229,13 +229,13 @@ class Participants:
         """Return the ``members`` whose messages count in the ``phase``-th phase of round ``r``, ascending."""
         draws = Stream(self._seed, "dropout", members, r, first=phase).uniform()[:, 0]
         members = members[draws >= (self._dropout[members] if self._dropout.ndim else self._dropout)]
-        wanted = self._settings.cohort
-        if self._settings.oversample and len(members) > wanted:
+        needed = self._settings.cohort
+        if self._settings.oversample and len(members) > needed:
             arrival = Stream(self._seed, "arrival", members, r, first=phase).uniform()[:, 0]
-            members = np.sort(members[np.argsort(arrival, kind="stable")[:wanted]])
+            members = np.sort(members[np.argsort(arrival, kind="stable")[:needed]])
         return members
 
-    def waits(self, selected: int, participating: int) -> bool:
+    def server_waits(self, selected: int, participating: int) -> bool:
         """Return whether the server waits for clients that have dropped out: it has too few messages."""
-        wanted = self._settings.cohort if self._settings.oversample else selected
-        return participating < min(selected, wanted)
+        needed = self._settings.cohort if self._settings.oversample else selected
+        return participating < min(selected, needed)

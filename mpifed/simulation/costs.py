@@ -7,8 +7,9 @@ missed earlier updates. It uploads its message. Fields declared by ``not_sent`` 
 for the members that it hosts.
 
 **The federated clock** simulates the wall time of rounds for clients behind networks. A phase is one
-synchronous round trip: the server sends to all members of the cohort, each member evaluates gradients and
-sends its message, and the server continues when all messages have arrived. One attempt of one member takes ::
+synchronous round trip: the server sends the fields to all members of the cohort, each member evaluates
+gradients and sends its message, and the server continues when all messages have arrived. One attempt of a
+member takes ::
 
     down / bandwidth_down + slowness * jitter * calls / gradients_per_second + up / bandwidth_up + 2 * latency
 
@@ -68,32 +69,34 @@ class Volume(NamedTuple):
 
 
 class Traffic:
-    """Communication volume per phase.
+    """Measures the communication volume of the phases.
 
     Args:
         shared: layout of the method's ``shared``.
         itemsize: bytes per element.
 
     Attributes:
-        unsent: fields that the server has written since they were last downloaded.
+        unsent: fields of ``shared`` that the server has written since clients last downloaded them.
     """
 
     def __init__(self, shared: Layout, itemsize: int):
         self._layout, self._itemsize = shared, itemsize
-        self._counted = set(communicated_fields(shared.record))
+        self._communicated = set(communicated_fields(shared.record))
         self.unsent: set[str] = set()
 
-    def wrote(self, names: Iterable[str]) -> None:
+    def record_writes(self, names: Iterable[str]) -> None:
         """Record that the server has written these fields of ``shared``."""
-        self.unsent |= self._counted & set(names)
+        self.unsent |= self._communicated & set(names)
 
-    def phase(self, reads: set[str], message: Layout, full: bool) -> Volume:
-        """Return the volume of a phase in which client functions have read the fields ``reads``.
+    def volume(self, reads: set[str], message: Layout, full: bool) -> Volume:
+        """Return the communication volume of a phase per client, and mark the downloaded fields as sent.
 
         Args:
+            reads: fields of ``shared`` that the client function has read.
+            message: layout of the message.
             full: whether all clients participate.
         """
-        reads = reads & self._counted
+        reads = reads & self._communicated
         sent = reads & self.unsent if full else reads
         if full:
             self.unsent -= sent
@@ -173,7 +176,7 @@ def member_seconds(
 
 
 class FederatedClock:
-    """Simulated times of the phases on one rank, which are combined over ranks only by :meth:`collect`.
+    """Simulates the times of the phases for the clients of one rank; :meth:`collect` combines the ranks.
 
     Args:
         clock: speed and network of the clients; ``None`` for times of 0.
@@ -188,7 +191,7 @@ class FederatedClock:
         """Begin a round, to which the following phases belong."""
         self._rounds.append([])
 
-    def phase(
+    def record_phase(
         self, r: int, members: np.ndarray, calls: np.ndarray, volume: Volume, waits: bool = False
     ) -> None:
         """Record the next phase of round ``r``.
@@ -202,8 +205,8 @@ class FederatedClock:
         if self.settings is not None:
             phase = len(self._rounds[-1])
             seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, volume)
-            waited = (self.settings.timeout or 0.0) if waits else 0.0
-            self._rounds[-1].append(seconds.max(initial=waited))
+            timeout = (self.settings.timeout or 0.0) if waits else 0.0
+            self._rounds[-1].append(seconds.max(initial=timeout))
 
     def collect(self, comm: SerialComm) -> np.ndarray:
         """Return the seconds of each round since the last call, ``[R]``, on all ranks. Collective."""

@@ -36,13 +36,13 @@ __all__ = [
     "user_problem",
 ]
 
-#: Held-out rows scored in one call; the blocks are the same for every number of ranks.
+#: Number of held-out rows scored in one call. The calls are the same for every number of ranks.
 SCORE_ROWS = 250
-#: Minimum number of rounds between evaluations, the share of a run's time for evaluations, and rows scored in
-#: the time of one row's gradient: a forward and a backward pass, which takes twice as long.
-LEAST, SHARE, SCORED = 10, 0.1, 3
+#: Minimum number of rounds between evaluations; maximum share of a run's time for evaluations; number of rows
+#: that are scored in the time of one row's gradient (a forward pass, and a backward pass of twice its time).
+MIN_INTERVAL, SHARE, ROWS_PER_GRADIENT = 10, 0.1, 3
 #: Maximum number of characters of a metric's name.
-LONGEST = 100
+MAX_NAME = 100
 
 
 def evaluation_interval(config: SimulationSettings, scored: int) -> int:
@@ -56,10 +56,10 @@ def evaluation_interval(config: SimulationSettings, scored: int) -> int:
     """
     batch, method = config.oracle.batch_size, config.algorithm
     if config.run.eval_every or not batch:
-        return config.run.eval_every or LEAST
+        return config.run.eval_every or MIN_INTERVAL
     cohort = config.participation.expected_reports(config.problem.clients)
     rows = cohort * local_steps(method) * method.calls_per_step * batch
-    return max(LEAST, math.ceil(scored / (SCORED * SHARE * rows)))
+    return max(MIN_INTERVAL, math.ceil(scored / (ROWS_PER_GRADIENT * SHARE * rows)))
 
 
 class Evaluator:
@@ -76,7 +76,8 @@ class Evaluator:
         details: further results of the last evaluation, on rank 0.
 
     Raises:
-        CollectiveError: the problem does not have the samples.
+        CollectiveError: the problem does not define its metrics on these samples, or has no labelled
+            samples for a user-defined metric.
     """
 
     def __init__(
@@ -228,6 +229,7 @@ class Evaluator:
 
 
 def _title(split: str, metric: str) -> str:
+    """Return the name of a metric in the history."""
     return metric if split == "test" else split_metric_name(split, metric)
 
 
@@ -313,13 +315,13 @@ def _expect_name(name) -> None:
         raise ContractError(f"expected strings as names of metrics, got {short_repr(name)}")
     errors = {
         "is empty, or begins or ends with a blank": name != name.strip() or not name,
-        f"has {len(name)} characters, more than {LONGEST}": len(name) > LONGEST,
+        f"has {len(name)} characters, more than {MAX_NAME}": len(name) > MAX_NAME,
         "is the column of the rounds": name == "round",
         "is a path in the results file": "/" in name or name in (".", ".."),
         "has characters that cannot be printed": not name.isprintable(),
     }
     if error := next((error for error, applies in errors.items() if applies), None):
-        raise ContractError(f"the metric {name[:LONGEST]!r} {error}: expected another name")
+        raise ContractError(f"the metric {name[:MAX_NAME]!r} {error}: expected another name")
 
 
 def _number(name: str, value) -> float:

@@ -1,11 +1,11 @@
-"""The executor: steps the members of a cohort that a rank hosts, in groups, by one client function.
+"""The executor: calls a phase's client function for the members of the cohort that a rank hosts, by groups.
 
-Groups of one are the *loop*: one client at a time, C = 1. In groups of two or more, clients are *vectorised*:
-the problem's functions are mapped over the client axis.
+With groups of one client, clients are *looped over*: C = 1. In groups of two or more, clients are
+*vectorised*: ``torch.func.vmap`` maps the problem's functions over the client axis.
 
-Kernels for one client and kernels for several clients give different bits, and kernels for several clients
-give each client the same bits for every number of clients. So a single remaining client is stepped together
-with a copy of itself, under any reduction: a client's results do not depend on the size of the groups, on
+Results of one client differ in the last bits between the loop and vectorised clients, but do not depend on
+the number of vectorised clients. Therefore, if clients are vectorised and a single client remains, it is
+stepped together with a copy of itself. Then a client's results do not depend on the size of the groups, on
 the other members of its group or on its rank. Groups have equal sizes where possible, so a single client
 remains only if a rank has one member, or an odd number of members in groups of two.
 
@@ -32,17 +32,16 @@ from mpifed.parallel.placement import Cohort
 
 __all__ = ["Executor", "Observer", "Stage", "capacity", "message_rows"]
 
-#: Bytes of messages that a loop over clients fills before it adds them up.
+#: Bytes of messages that are filled before they are added up if clients are looped over.
 MESSAGES = 2**17
 
 
 def capacity(group: int | str, members: int) -> int:
-    """Return the number of message rows of a rank with at most ``members`` members of a cohort.
-
-    Vectorised clients need at least two rows, for a single client and its copy.
+    """Return the maximum number of clients that a rank steps at a time, including copies; 1 is the loop.
 
     Args:
-        group: 1, a number, or "all".
+        group: number of clients stepped at a time, or "all".
+        members: maximum number of members of a cohort on the rank.
     """
     if group == 1:
         return 1
@@ -62,7 +61,7 @@ def message_rows(capacity: int, members: int, bytes: int) -> int:
 
 @dataclass
 class Stage:
-    """A phase at one position of a round, with views of the buffers that its reduction owns.
+    """A phase at one position of a round, with views of the buffers of its reduction.
 
     Attributes:
         messages: the messages of a group in its first rows, ``[capacity, size]``.
@@ -70,7 +69,8 @@ class Stage:
         updated_matrices: the adaptive fields of ``shared`` that are updated after the stage.
         number: position in the round, from 0.
         cohort: number of the cohort in the round.
-        called: name of the client function for messages.
+        filled: whether the client function is known to fill all fields of the message.
+        called: name of the client function in error messages.
     """
 
     phase: Phase
@@ -94,7 +94,7 @@ class Stage:
 
 
 class Observer:
-    """Called in every phase of a round, on every rank. Subclasses override the methods that they need."""
+    """Base class of objects that are called in every phase. The methods do nothing by default."""
 
     def before_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
         """Called before the group ``cohort.local[members]`` is stepped."""
@@ -107,7 +107,7 @@ class Observer:
 
 
 class Executor:
-    """Steps the members of a cohort.
+    """Runs client functions for the members of a cohort on this rank.
 
     Args:
         oracle: the oracle of this rank's clients, ``batched`` if clients are vectorised.
@@ -126,12 +126,12 @@ class Executor:
         self.calls = np.zeros(0, dtype=np.int64)
 
     def begin_round(self, r: int) -> None:
-        """Begin round ``r``."""
+        """Start round ``r``."""
         self.sampler.begin_round(r)
         self._within_round, self._cohort = None, None
 
     def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
-        """Begin a phase and return the groups of this rank's members, as slices of ``cohort.local``."""
+        """Start a phase and return the groups of this rank's members, as slices of ``cohort.local``."""
         count, members = len(cohort.local), cohort.local
         groups = _split(count, len(stage.messages.buffer))
         if self.capacity > 1 and groups and groups[-1].start == count - 1:

@@ -2,11 +2,11 @@
 
 These evaluations are excluded from the costs of a run. Clients are evaluated one at a time, on chunks of
 their rows; if a loss turns out not to be a mean over rows, all rows of a client are evaluated at once. The
-mean over clients is reduced like the messages of the run, so it is bitwise the same on every number of ranks
-under ``reduction = "exact"``.
+mean over clients is reduced like the messages of the run, so under ``reduction = "exact"`` it is bitwise
+identical for every number of ranks.
 
-The noise at a point is ∇f_n(z; ξ) - ∇f_n(z), for samples ξ with the job's batch size and noise. Their
-addresses occur in no run, so they do not change its results.
+The noise at a point is ∇f_n(z; ξ) - ∇f_n(z), for samples ξ with the job's batch size and noise. No run uses
+the addresses of these samples, so its results do not change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TAIL", "FullData", "gather_rows", "noise_squares", "noise_tail", "rounding", "tail_of"]
 
-#: Rows of a client evaluated at once, which bounds the memory of a network's activations.
+#: Maximum number of rows per evaluation, which bounds the memory of a network's activations.
 ROWS = 1024
 #: Relative difference, above all rounding errors, between the gradient on a chunk and the mean of the
 #: gradients on its halves.
@@ -87,7 +87,7 @@ class FullData:
         Raises:
             CollectiveError: a client's function has failed.
         """
-        return self._mean(lambda place, row: row[:-1].copy_(self.local(place, point)))[:-1]
+        return self._mean(lambda position, row: row[:-1].copy_(self.local(position, point)))[:-1]
 
     @torch.no_grad()
     def value(self, point: torch.Tensor) -> float:
@@ -98,7 +98,7 @@ class FullData:
         """
         if not defines(self.problem, "loss"):
             return self.difference(torch.zeros_like(point), point)
-        return float(self._mean(lambda place, row: row[-1:].fill_(self._loss(place, point)))[-1])
+        return float(self._mean(lambda position, row: row[-1:].fill_(self._loss(position, point)))[-1])
 
     @torch.no_grad()
     def difference(self, start: torch.Tensor, end: torch.Tensor) -> float:
@@ -111,31 +111,36 @@ class FullData:
         return total
 
     @torch.no_grad()
-    def local(self, place: int, point: torch.Tensor) -> torch.Tensor:
-        """Return the full gradient of the client at ``place`` on this rank, ``[d]``."""
+    def local(self, position: int, point: torch.Tensor) -> torch.Tensor:
+        """Return the full gradient of the client at ``position`` on this rank, ``[d]``."""
         return sum(
-            (share * self._gradient(place, columns, point) for share, columns in self._chunks(place, point)),
+            (
+                share * self._gradient(position, columns, point)
+                for share, columns in self._chunks(position, point)
+            ),
             start=torch.zeros_like(point),
         )
 
     @torch.no_grad()
-    def stochastic(self, place: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
+    def stochastic(self, position: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
         """Return the client's gradient on sample ``number`` of ``round``, with the job's noise, ``[d]``."""
-        self._oracle.select_clients(slice(place, place + 1))
+        self._oracle.select_clients(slice(position, position + 1))
         return self._evaluate(point, self._oracle.sample(number=number, round=round))
 
-    def _chunks(self, place: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
+    def _chunks(self, position: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
         """Yield the client's rows in chunks, with each chunk's share of the rows."""
-        columns = next(self._sampler.client_batches(slice(place, place + 1)))
+        columns = next(self._sampler.client_batches(slice(position, position + 1)))
         rows = len(columns[0]) if columns else 0
-        if rows <= ROWS or not self._is_separable(place, columns, point):
+        if rows <= ROWS or not self._is_separable(position, columns, point):
             yield 1.0, columns
             return
         for start in range(0, rows, ROWS):
             yield min(ROWS, rows - start) / rows, tuple(column[start : start + ROWS] for column in columns)
 
-    def _gradient(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
-        self._oracle.select_clients(slice(place, place + 1))
+    def _gradient(
+        self, position: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor
+    ) -> torch.Tensor:
+        self._oracle.select_clients(slice(position, position + 1))
         return self._evaluate(point, Sample(single=columns))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
@@ -144,22 +149,22 @@ class FullData:
             return torch.cat(self._oracle.grad(*x_and_y, xi), dim=-1)[0]
         return self._oracle.operator(point, xi)[0]
 
-    def _is_separable(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> bool:
-        """Whether the client's function is a mean over rows, tested once on a chunk and its halves."""
-        if place not in self._separable:
+    def _is_separable(self, position: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> bool:
+        """Return whether the client's function is a mean over rows, tested once on a chunk and its halves."""
+        if position not in self._separable:
             parts = (slice(0, ROWS), slice(0, ROWS // 2), slice(ROWS // 2, ROWS))
             chunk, first, second = (
-                self._gradient(place, tuple(column[part] for column in columns), point) for part in parts
+                self._gradient(position, tuple(column[part] for column in columns), point) for part in parts
             )
             tolerance = DIFFERENT * (first.norm() + second.norm())
-            self._separable[place] = bool((chunk - (first + second) / 2).norm() <= tolerance)
-        return self._separable[place]
+            self._separable[position] = bool((chunk - (first + second) / 2).norm() <= tolerance)
+        return self._separable[position]
 
-    def _loss(self, place: int, point: torch.Tensor) -> float:
+    def _loss(self, position: int, point: torch.Tensor) -> float:
         named = [
             self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))
         ]
-        chunks = self._chunks(place, point)
+        chunks = self._chunks(position, point)
         return sum(share * float(self.problem.loss(*named, columns)) for share, columns in chunks)
 
     def _mean(self, fill) -> torch.Tensor:
@@ -169,11 +174,11 @@ class FullData:
         reduction.begin(self._all_clients)
         error = None
         try:
-            for place, client in enumerate(self.clients.tolist()):
+            for position, client in enumerate(self.clients.tolist()):
                 reduction.rows.zero_()
                 with user_code_errors(type(self.problem).__name__, None, "", [client]):
-                    fill(place, reduction.rows[0])
-                reduction.add(slice(place, place + 1))
+                    fill(position, reduction.rows[0])
+                reduction.add(slice(position, position + 1))
         except ValueError as failure:
             error = failure
         if reduction.finish(float(error is not None)):  # the number of ranks with an error
@@ -190,18 +195,18 @@ def rounding(vector: torch.Tensor, least: float = 0.0) -> float:
 
 
 def noise_squares(
-    full: FullData, place: int, r: int, samples: int, point: torch.Tensor, local: torch.Tensor
+    full: FullData, position: int, r: int, samples: int, point: torch.Tensor, local: torch.Tensor
 ) -> np.ndarray:
     """Return squared norms of a client's noise after round ``r`` by block, ``[samples, blocks]``.
 
     Args:
-        place: position of the client on this rank.
+        position: position of the client on this rank.
         local: the client's full gradient, ``[d]``.
     """
     sizes = tuple(full.blocks.sizes.values())
     squares = np.empty((samples, len(sizes)))
     for number in range(samples):
-        noise = full.stochastic(place, number, ROUNDS + r, point) - local
+        noise = full.stochastic(position, number, ROUNDS + r, point) - local
         squares[number] = [float(part.double().square().sum()) for part in noise.split(sizes)]
     return np.where(squares.sum(axis=1, keepdims=True) > rounding(local) ** 2, squares, 0.0)
 
@@ -217,10 +222,10 @@ def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: t
     """
     norms = np.empty((len(full.clients), samples))
     with collective_errors(full.comm, ValueError):
-        for place, client in enumerate(full.clients.tolist()):
+        for position, client in enumerate(full.clients.tolist()):
             with user_code_errors(type(full.problem).__name__, None, "", [client]):
-                squares = noise_squares(full, place, r, samples, point, full.local(place, point))
-            norms[place] = np.sqrt(squares.sum(axis=1))
+                squares = noise_squares(full, position, r, samples, point, full.local(position, point))
+            norms[position] = np.sqrt(squares.sum(axis=1))
     return tail_of(gather_rows(full.comm, counts, norms))
 
 

@@ -54,7 +54,9 @@ def with_centres(shared: Record, problem: Problem, regularize: Regularize | None
     names = _names(problem)
     for name in names.values():
         if name in shared.fields:
-            raise ContractError(f"[regularize] needs the name {name!r}, which a field of the method has")
+            raise ContractError(
+                f"[regularize] needs the field name {name!r}: rename the method's field of this name"
+            )
     return Record(**shared.fields, **{name: not_sent(block) for block, name in names.items()})
 
 

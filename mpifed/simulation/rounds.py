@@ -63,8 +63,8 @@ class Rounds:
         group: number of clients that the resumed run steps at a time; ``None`` to choose it.
 
     Attributes:
-        choice: number of clients stepped at a time.
-        hosted: client numbers on this rank.
+        choice: the number of clients stepped at a time, and why.
+        hosted: numbers of this rank's clients.
         coordinator: determines cohorts and updates adaptive matrices.
         executor: steps the clients.
         compressor: compresses and scales messages.
@@ -149,7 +149,7 @@ class Rounds:
         Returns:
             The sum of the control values over all ranks.
         """
-        began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
+        started, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
         self.executor.begin_round(r - self.skipped)
         cohort = number = None
@@ -164,7 +164,7 @@ class Rounds:
             controls += self._phase(r, stage, cohort, control)
             control = 0.0  # only the first Allreduce includes it
         self.average_clients()
-        seconds, communication = time.perf_counter() - began, self.transport.seconds - communicated
+        seconds, communication = time.perf_counter() - started, self.transport.seconds - communicated
         self.costs.seconds += seconds
         self.costs.communication_seconds += communication
         self.costs.compute_seconds += seconds - communication
@@ -181,7 +181,7 @@ class Rounds:
         self._reported_absence = True
         if cohort.selected:
             self.costs.phases += 1
-            self.clock.phase(r, cohort.local, cohort.local, Volume(0, 0), waits=True)
+            self.clock.record_phase(r, cohort.local, cohort.local, Volume(0, 0), waits=True)
         controls = np.array([control])
         self.transport.comm.allreduce_(controls)
         return float(controls[0])
@@ -204,12 +204,12 @@ class Rounds:
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices)
-        self._serve(stage, now)
+        self._run_server(stage, now)
         _check_shared(r, stage, shared)
-        self._count(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
+        self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
         return controls
 
-    def _serve(self, stage: Stage, now: Now) -> None:
+    def _run_server(self, stage: Stage, now: Now) -> None:
         """Run the server function; without one, averages replace the fields of ``shared`` of the same names.
 
         Blocks are projected, because compression or unbiased weights may move an average out of its set.
@@ -234,7 +234,7 @@ class Rounds:
             The first message that is not finite, ``None`` if all are.
         """
         non_finite, scales = None, self.coordinator.scales(cohort)
-        changes = now.round and (self.config.message.compression is not None or scales is not None)
+        modifies = now.round and (self.config.message.compression is not None or scales is not None)
         stage.reduction.begin(cohort)
         for members in self.executor.groups(stage, cohort):
             for observer in self.observers:
@@ -242,7 +242,7 @@ class Rounds:
             self.executor.run(stage, now, members, self.memory.shared)
             found = _first_non_finite(stage, cohort, members, self.hosted)
             non_finite = non_finite or found
-            if changes and not found:
+            if modifies and not found:
                 rows = stage.messages.buffer[: members.stop - members.start]
                 factors = scales and (scales[0], scales[1][members])
                 self.compressor.send(now.round, stage.number, rows, cohort.local[members], factors)
@@ -251,30 +251,31 @@ class Rounds:
             stage.reduction.add(members)
         return non_finite
 
-    def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
+    def _count_costs(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
         members, full = len(cohort.local), len(cohort.members) == self.problem.clients
         compressed = self.compressor.bytes(stage.number) if r else None
         if compressed is not None and members:
             reads = reads | self.compressor.reads(stage.number)
-        volume = self.traffic.phase(reads, stage.messages.layout, full)
+        volume = self.traffic.volume(reads, stage.messages.layout, full)
         if compressed is not None:
             volume = volume._replace(up=compressed)
-        self.traffic.wrote(writes)
+        self.traffic.record_writes(writes)
         self.costs.phases += 1
         self.costs.oracle_calls += int(self.executor.calls.sum())
         self.costs.bytes_up += volume.up * members
         self.costs.bytes_down += volume.down * (members + cohort.dropouts)
-        self.clock.phase(r, cohort.local, self.executor.calls, volume, self.coordinator.waits(cohort))
+        waits = self.coordinator.server_waits(cohort)
+        self.clock.record_phase(r, cohort.local, self.executor.calls, volume, waits)
 
     def unsent(self) -> list[str]:
-        """Return the fields of ``shared`` written since clients have last downloaded them. Collective.
+        """Return the fields of ``shared`` written since clients last downloaded them. Collective.
 
-        Ranks without clients observe no downloads, so a field must be unsent on every rank.
+        A field is unsent if it is on every rank, because ranks without clients observe no downloads.
         """
         names = list(self.memory.shared.layout.slots)
         mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
         self.transport.comm.allreduce_(mask, "min")
-        return [name for name, one in zip(names, mask) if one]
+        return [name for name, unsent in zip(names, mask) if unsent]
 
     def average_clients(self) -> None:
         """Average the blocks of which every client has its own copy. Collective if there are such blocks."""
@@ -332,10 +333,10 @@ def _check_mean(comm: SerialComm, round: int, stage: Stage, found: _NonFiniteMes
             f"non-finite value in round {round}: the sum of finite messages overflows in phase "
             f"{stage.phase.name!r}: reduce the step sizes"
         )
-    is_here = found is not None and found.client == first[0]
-    owner = np.array([comm.rank if is_here else comm.size], dtype=np.int64)
+    hosts_client = found is not None and found.client == first[0]
+    owner = np.array([comm.rank if hosts_client else comm.size], dtype=np.int64)
     comm.allreduce_(owner, "min")
-    fields = _non_finite_fields(stage.mean.layout, found.message) if found and is_here else ""
+    fields = _non_finite_fields(stage.mean.layout, found.message) if found and hosts_client else ""
     fields = broadcast_text(comm, fields, int(owner[0]))
     raise NonFiniteError(
         f"non-finite value in round {round}: client {first[0]}, {fields} of `message` (phase "

@@ -29,7 +29,7 @@ from mpifed.parallel.placement import Placement
 from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.state import expect_room
+from mpifed.simulation.state import expect_memory
 
 __all__ = [
     "InitialWeights",
@@ -40,7 +40,7 @@ __all__ = [
     "expect_same",
     "files_from_table",
     "files_to_json",
-    "place",
+    "place_clients",
     "prepare",
     "read_files",
     "resolve_reduction",
@@ -95,9 +95,9 @@ def prepare(
     try:
         with default_dtype(dtype), user_code_errors(type(problem).__name__):
             if problem.footprint():  # otherwise the data determine the sizes of the blocks
-                expect_room(config, comm, device, sharing)
+                expect_memory(config, comm, device, sharing)
             problem.prepare(config.seed, config.run.data_dir)
-            expect_room(config, comm, device, sharing)
+            expect_memory(config, comm, device, sharing)
             batch_size, weights = config.oracle.batch_size, _weights(config.participation)
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
@@ -133,7 +133,7 @@ def _weights(participation: Participation) -> str:
     return "samples" if isinstance(model, Weighted) and model.weights == "samples" else participation.weights
 
 
-def place(config: SimulationSettings, problem: Problem, comm: SerialComm) -> Placement:
+def place_clients(config: SimulationSettings, problem: Problem, comm: SerialComm) -> Placement:
     """Return the placement of the clients on the ranks. Collective.
 
     With ``run.placement = "balanced"``, the cost of a client is the number of rows that a full gradient

@@ -31,7 +31,7 @@ from mpifed.simulation.executor import Observer
 from mpifed.simulation.regularization import Regularizer
 from mpifed.simulation.rounds import NonFiniteError, Rounds
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.setup import InitialWeights, default_dtype, place, prepare, resolve_reduction
+from mpifed.simulation.setup import InitialWeights, default_dtype, place_clients, prepare, resolve_reduction
 from mpifed.simulation.state import Allocation
 from mpifed.simulation.stationarity import StationarityEvaluator
 
@@ -113,7 +113,7 @@ class Simulation:
         self._weights.expect_fit(self.problem, config.problem)
         self._sets = projections(self.problem)
         self.files = files | self.problem.files
-        self.placement = place(config, self.problem, comm)
+        self.placement = place_clients(config, self.problem, comm)
         self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
         self.transport = choose_transport(comm, self.device, config.run.transport, exact)
         clients = len(self.placement.clients_of(comm.rank))
@@ -146,7 +146,7 @@ class Simulation:
                             self._regularizer.start(block, value.to(self.device))
             with user_code_errors(called(method.initialize), 0):
                 method.initialize(self.shared)
-            self.rounds.traffic.wrote([*self.blocks, *self.shared.pop_accesses()[1]])
+            self.rounds.traffic.record_writes([*self.blocks, *self.shared.pop_accesses()[1]])
             self.rounds.run(0)
         self._output.buffer.copy_(self.point())
 
@@ -189,7 +189,7 @@ class Simulation:
         """The length of a row of :attr:`client_rows`."""
         return self.clients.buffer.shape[1] + self.rounds.compressor.residuals.shape[1]
 
-    def take_rows(self, rows: torch.Tensor) -> None:
+    def restore_client_rows(self, rows: torch.Tensor) -> None:
         """Restore the state of the clients from :attr:`client_rows`."""
         width = self.clients.buffer.shape[1]
         self.clients.buffer.copy_(rows[:, :width])

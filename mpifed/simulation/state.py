@@ -1,8 +1,8 @@
-"""The state of a run on one rank, and whether its memory suffices.
+"""Allocation of the state of a run on one rank, and a check that the memory suffices.
 
-A method's records are laid out for a problem. Before they are allocated, the memory that they, the messages
-and the samples certainly need is compared with the memory of the node and the GPU. So a refused run could not
-have completed, but an accepted run may still need more memory.
+Before the records of a method are allocated, a lower bound of the memory of records, messages and samples is
+compared with the memory of the node and the GPU. A run that is refused could not have completed; a run that
+is accepted may still need more memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mpifed.simulation.executor import capacity, message_rows
 from mpifed.simulation.regularization import Regularize, with_centres
 from mpifed.simulation.settings import SimulationSettings
 
-__all__ = ["Allocation", "expect_constants", "expect_room", "needs"]
+__all__ = ["Allocation", "expect_constants", "expect_memory", "memory_needs"]
 
 #: Bytes per row index of a client's data while it is drawn.
 _ROW = 20
-#: Least value of the problem's settings that the error names as possibly too large.
+#: Minimum value of an integer setting of the problem that the error names as possibly too large.
 _LARGE = 1000
 
 
@@ -131,13 +131,13 @@ class Allocation:
                 )
 
 
-def needs(config: SimulationSettings, problem: Problem, clients: int, members: int) -> dict[str, int]:
-    """Return the bytes of a rank's records, messages and samples, by purpose.
+def memory_needs(config: SimulationSettings, problem: Problem, clients: int, members: int) -> dict[str, int]:
+    """Return a lower bound of the memory of a rank in bytes, by purpose.
 
     Args:
         problem: of the method's family, with ``variables`` and ``kinds``.
         clients: number of clients on the rank.
-        members: number of these clients in a cohort.
+        members: number of members of a cohort on the rank.
     """
     method, itemsize = config.algorithm, getattr(torch, config.run.dtype).itemsize
     layouts, output = _layouts(method, problem, config.regularize), sum(problem.variables().sizes.values())
@@ -146,14 +146,14 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
     sizes = [layout.size for layout in phases + start]
     residuals = plan(config.message, method.phases, phases, layouts.shared)[1]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
-    lone = group == clients == 1  # the row of the only client is also a partial sum
+    single = group == clients == 1  # the row of the only client is also a partial sum
     # With "fused", the mean is also a partial sum.
     sums = max_partial_sums(0, clients) - (config.run.reduction == "fused")
     steps = max(1, local_steps(method))
     noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
     rows = drawn_at_once(members, group, steps, config.oracle.batch_size, several_rounds=True)
     records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
-    filled = [0 if lone else message_rows(group, members, itemsize * size) for size in sizes]
+    filled = [0 if single else message_rows(group, members, itemsize * size) for size in sizes]
     return {
         "the clients' records": itemsize * records,
         "messages": itemsize * sum(size * (sums + count + 1) for size, count in zip(sizes, filled)),
@@ -163,7 +163,9 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
     }
 
 
-def expect_room(config: SimulationSettings, comm: SerialComm, device: torch.device, sharing: int = 1) -> None:
+def expect_memory(
+    config: SimulationSettings, comm: SerialComm, device: torch.device, sharing: int = 1
+) -> None:
     """Compare the memory that a run needs with the memory of this rank's node and GPU.
 
     Args:
@@ -178,17 +180,17 @@ def expect_room(config: SimulationSettings, comm: SerialComm, device: torch.devi
         for number in (problem.clients, config.participation.expected_reports(problem.clients))
     )
     try:
-        records = needs(config, as_family(problem, config.algorithm.family), clients, members)
+        records = memory_needs(config, as_family(problem, config.algorithm.family), clients, members)
     except Exception:  # the blocks depend on data not read yet, or the check of the problem reports the error
         records = {}
     ranks, constants = min(comm.local_size, problem.clients), {"the problem's constants": problem.footprint()}
     run = f"{title(config.algorithm)} on {title(problem)}"
-    _expect(run, problem, constants, ranks, host_memory(), "the node")
+    _expect_sufficient(run, problem, constants, ranks, host_memory(), "the node")
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        _expect(run, problem, records, sharing, total, f"the GPU {device.index or 0}")
+        _expect_sufficient(run, problem, records, sharing, total, f"the GPU {device.index or 0}")
     else:
-        _expect(run, problem, records, ranks, host_memory(), "the node")
+        _expect_sufficient(run, problem, records, ranks, host_memory(), "the node")
 
 
 def expect_constants(problem: Problem) -> None:
@@ -198,10 +200,10 @@ def expect_constants(problem: Problem) -> None:
         ConfigError: the memory does not suffice.
     """
     constants = {"the problem's constants": problem.footprint()}
-    _expect(title(problem), problem, constants, 1, host_memory(), "this machine")
+    _expect_sufficient(title(problem), problem, constants, 1, host_memory(), "this machine")
 
 
-def _expect(
+def _expect_sufficient(
     run: str, problem: Problem, parts: dict[str, int], ranks: int, available: int, where: str
 ) -> None:
     """Raise an error if ``ranks`` ranks that each need ``parts`` exceed the bytes ``available``."""

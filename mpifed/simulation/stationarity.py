@@ -210,7 +210,7 @@ class StationarityEvaluator:
 
 
 def _nuclear_norm(parameters: dict[str, torch.Tensor]) -> float:
-    """Sum of nuclear norms; a parameter with more axes is a matrix of the first by the other axes."""
+    """Return the sum of the parameters' nuclear norms; further axes are flattened into the second."""
     if not all(torch.isfinite(values).all() for values in parameters.values()):
         return float("nan")
     matrices = (

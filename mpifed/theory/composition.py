@@ -23,12 +23,12 @@ from mpifed.theory.prescription import theorem
 __all__ = ["theorem_1", "theorem_2"]
 
 _MEAN = dict(of="mean over the steps of E‖∇F(x)‖", letters={"q": "local_steps", "T": "steps"})
-#: Number of values of γ that are tried, evenly spaced in log γ, and powers of ten below the largest.
-_TRIED, _POWERS = 2000, 8
+#: Number of candidates for γ, evenly spaced in log γ, and the number of powers of ten that they span.
+_CANDIDATES, _POWERS = 2000, 8
 
 
 class _Constants(NamedTuple):
-    """Constants of a problem, and ρ of A_t ⪰ ρI."""
+    """The constants in the conditions of Theorem 1; A_t ⪰ ρI."""
 
     L_f: float
     L_g: float
@@ -39,12 +39,13 @@ class _Constants(NamedTuple):
 
     @property
     def S(self) -> float:
-        """L_fg C_fg."""
+        """The product L_fg C_fg."""
         L_fg = ((self.L_f * self.C_g) ** 2 + self.L_g**2) ** 0.5
         return L_fg * max(self.C_f, self.C_g)
 
     @property
     def W(self) -> float:
+        """The sum C_g² + L_g² + 2 (L_f C_g)²."""
         return self.C_g**2 + self.L_g**2 + 2 * (self.L_f * self.C_g) ** 2
 
 
@@ -54,25 +55,25 @@ def theorem_1(
     T: float, gap: float, A: float, rho: float = 1, k: float = 1,
 ):  # fmt: skip
     """AdaMFCGD (Theorem 1, (14)): A_t ⪰ ρI, and the root mean square of ‖A_t‖ is at most ``A``."""
-    of = _Constants(L_f, L_g, C_f, C_g, q, rho)
-    largest = 3 * rho * q * of.S / (4 * of.W)
-    tried = (largest * 10 ** (-_POWERS * step / _TRIED) for step in range(_TRIED))
-    weights = {gamma: found for gamma in tried if (found := _weights(of, gamma, k))}
+    constants = _Constants(L_f, L_g, C_f, C_g, q, rho)
+    gamma_max = 3 * rho * q * constants.S / (4 * constants.W)
+    candidates = (gamma_max * 10 ** (-_POWERS * step / _CANDIDATES) for step in range(_CANDIDATES))
+    weights = {gamma: found for gamma in candidates if (found := _weights(constants, gamma, k))}
     if not weights:
-        raise ValueError(f"the conditions allow no gamma for q = {q}: try a larger q")
+        raise ValueError(f"the conditions of the theorem allow no gamma for q = {q}: try a larger q")
     smooth = (2 * (C_f * L_g) ** 2 + 2 * (C_g**2 * L_f) ** 2) ** 0.5
 
     def least_n(gamma: float) -> float:
-        terms = (1, *weights[gamma], 24 * gamma * q * of.S / rho, 2 * smooth * gamma / rho)
+        terms = (1, *weights[gamma], 24 * gamma * q * constants.S / rho, 2 * smooth * gamma / rho)
         return max(2, (k * max(terms)) ** 3)
 
     def bound(gamma: float) -> float:
         n, (c1, c2, c3) = least_n(gamma), weights[gamma]
         spread = (2 * (c1 * L_f) ** 2 + c2**2 + c3**2) * sigma**2
         spread += 4 * c3**2 * (delta_f**2 + (L_f * delta_g) ** 2) + 3 * (c2 * delta_g) ** 2
-        L_fg = of.S / max(C_f, C_g)
+        L_fg = constants.S / max(C_f, C_g)
         noise = spread / (2 * gamma * L_fg) ** 2 + (c1**2 + c2**2 + c3**2) * sigma**2 / (
-            3 * rho * gamma * q * of.S
+            3 * rho * gamma * q * constants.S
         )
         G = 4 * gap / (k * rho * gamma) + 12 * n ** (1 / 3) * sigma**2 / (q * (k * rho) ** 2)
         G += 4 * k**2 * noise * math.log(n + T)
@@ -95,16 +96,17 @@ def theorem_2(
     return theorem_1.statement(L_f, L_g, C_f, C_g, sigma, delta_f, delta_g, q, T, gap, 1, k=k)
 
 
-def _weights(of: _Constants, gamma: float, k: float) -> tuple[float, float, float] | None:
+def _weights(constants: _Constants, gamma: float, k: float) -> tuple[float, float, float] | None:
     """Return the smallest (c_1, c_2, c_3) for a γ, ``None`` if its conditions cannot be satisfied.
 
     Since B contains c_1², the smallest c_1 = 2 / (3 k³) + B is the smaller root of a quadratic equation.
     """
-    L_f, L_g, C_f, C_g, q, rho = of
-    S = of.S
+    L_f, L_g, C_f, C_g, q, rho = constants
+    S = constants.S
     c2, c3 = 2 / (3 * k**3) + 5 * C_f**2, 2 / (3 * k**3) + 5 * C_g**2
     common = (c2 * C_g * L_f) ** 2 / (q * gamma * S) ** 3
-    Theta = (5 * (C_f * L_g) ** 2 + common / 864) * (rho / (24 * S)) ** 2 + gamma * rho * of.W / (6 * q * S)
+    Theta = (5 * (C_f * L_g) ** 2 + common / 864) * (rho / (24 * S)) ** 2
+    Theta += gamma * rho * constants.W / (6 * q * S)
     a = Theta * rho**2 / (30 * (q * S * C_g) ** 2 * gamma**4)
     B0 = 20 * (C_g * L_f) ** 2 + common / 216 + a * c2**2
     discriminant = 1 - 4 * a * (2 / (3 * k**3) + B0)

@@ -1,4 +1,4 @@
-"""Theorems by name, and the step sizes and bounds that they give for numerical constants."""
+"""The register of theorems, and the step sizes and bounds that they give for numerical constants."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Theorem:
     def constants(self) -> dict[str, bool]:
         """Names of the constants, and whether each of them is required."""
         parameters = inspect.signature(self.statement).parameters.values()
-        return {one.name: one.default is inspect.Parameter.empty for one in parameters}
+        return {p.name: p.default is inspect.Parameter.empty for p in parameters}
 
     def __call__(self, *values: float, **constants: float) -> Prescription:
         """Return the prescription for the given constants.
@@ -76,7 +76,7 @@ class Theorem:
     def _check(self, given: Mapping[str, float]) -> None:
         for name, value in given.items():
             if name not in self.constants:
-                raise ValueError(f"{self.name} has no constant {name!r}: {_near(name, self.constants)}")
+                raise ValueError(f"{self.name} has no constant {name!r}: {_suggestion(name, self.constants)}")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{self.name}: {name}: expected a finite number >= 0, got {value!r}")
@@ -108,7 +108,7 @@ def prescribe(name: str, **constants: float) -> Prescription:
         ValueError: there is no such theorem, or see :meth:`Theorem.__call__`.
     """
     if name not in THEOREMS:
-        raise ValueError(f"unknown theorem {name!r}: {_near(name, THEOREMS)}")
+        raise ValueError(f"unknown theorem {name!r}: {_suggestion(name, THEOREMS)}")
     return THEOREMS[name](**constants)
 
 
@@ -117,7 +117,8 @@ def over(value: float, divisor: float) -> float:
     return value / divisor if divisor else math.inf
 
 
-def _near(name: str, options: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(str(name)[:100].lower(), {one.lower(): one for one in options}, n=1)
-    hint = f"did you mean {next(one for one in options if one.lower() == close[0])!r}? " if close else ""
+def _suggestion(name: str, options: Mapping[str, Any]) -> str:
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(str(name)[:100].lower(), by_lower, n=1)
+    hint = f"did you mean {by_lower[close[0]]!r}? " if close else ""
     return f"{hint}(options: {', '.join(options)})"

@@ -33,9 +33,9 @@ def theorem_3_1(
     l: float, mu: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float
 ):
     """PL in y without a set (Theorem 3.1, appendix D); the bound is the first in (13)."""
-    some = m < M and sigma_G > 0
-    noisy = over((m * Delta) ** 0.5, sigma * (T * l) ** 0.5 * (K if some else K**0.5))
-    eta_x = min(1 / (1000 * K * l), noisy)
+    sampled = m < M and sigma_G > 0
+    limit = over((m * Delta) ** 0.5, sigma * (T * l) ** 0.5 * (K if sampled else K**0.5))
+    eta_x = min(1 / (1000 * K * l), limit)
     steps = _smoothed(l, K, eta_x, K * mu / 80000)
     eta_y = eta_x / 256
     factor = max(128 * l / mu / (eta_x * K), 64 * l / mu / (eta_y * K), 64 * l / steps["beta"])
@@ -49,7 +49,7 @@ def theorem_E_1(
     Delta: float,
 ):  # fmt: skip
     """Strongly concave in y on a compact set (Theorem E.1); the bound is (23), summed over the rounds."""
-    _expect_all(sigma_G, M, m)
+    _expect_full_participation(sigma_G, M, m)
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
     steps = _smoothed(l, K, eta_x, K * mu / 80000)
     eta_y = eta_x / 256
@@ -64,7 +64,7 @@ def theorem_3_2(
     Delta: float,
 ):  # fmt: skip
     """One-point concave in y with ε² ≤ l D (Theorem 3.2, appendix F). The source states an order only."""
-    _expect_all(sigma_G, M, m)
+    _expect_full_participation(sigma_G, M, m)
     if epsilon**2 > l * D:
         raise ValueError(f"expected epsilon^2 <= l D, got {epsilon**2:.4g} > {l * D:.4g}")
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
@@ -94,7 +94,7 @@ def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: f
     β is the minimum of η_y K l / 80000, which is used here, and four terms whose constants the source does
     not give.
     """
-    _expect_all(sigma_G, M, m)
+    _expect_full_participation(sigma_G, M, m)
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
     return _smoothed(l, K, eta_x, K * l / 80000), None
 
@@ -150,6 +150,9 @@ def _drift(l: float, K: float, eta_x: float, steps: dict, sigma: float, spread: 
     return 4 * eta_x * K * l**2 * inner
 
 
-def _expect_all(sigma_G: float, M: float, m: float) -> None:
+def _expect_full_participation(sigma_G: float, M: float, m: float) -> None:
     if m < M and sigma_G > 0:
-        raise ValueError(f"expected m = M or sigma_G = 0, got m = {m}, M = {M}, sigma_G = {sigma_G}")
+        raise ValueError(
+            "the theorem needs full participation or equal clients: expected m = M or sigma_G = 0, got "
+            f"m = {m}, M = {M}, sigma_G = {sigma_G}"
+        )

@@ -33,7 +33,7 @@ __all__ = [
 
 _LETTERS = {"K": "local_steps", "R": "rounds", "M": "clients"}
 _GAP = dict(of="E err_D of the output", metric="err_D", letters=_LETTERS)
-#: An inner step of LIPPAX reduces the squared error by 1 - 1/(ηL + 1)², which is at most this for ηL ≤ 1.
+#: Factor of the squared error in an inner step of LIPPAX: 1 - 1/(ηL + 1)² is at most 3/4 for ηL ≤ 1.
 _INNER = 3 / 4
 
 

@@ -75,7 +75,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     from mpifed.parallel.devices import keep_freed_memory
     from mpifed.parallel.world import world
     from mpifed.simulation.simulation import Simulation
-    from mpifed.simulation.state import needs
+    from mpifed.simulation.state import memory_needs
 
     comm = world()
     config = Config.from_table(
@@ -97,7 +97,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     most = np.array([data / 1e6, built, peak() - before])
     comm.allreduce_(most, "max")
     hosted = -(-config.problem.clients // comm.size)
-    guarded = sum(needs(config, simulation.problem, hosted, hosted).values()) / 1e6
+    guarded = sum(memory_needs(config, simulation.problem, hosted, hosted).values()) / 1e6
     if comm.rank == 0:
         tell(dict(zip(COLUMNS, [*most.tolist(), guarded])))
 

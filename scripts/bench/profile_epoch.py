@@ -31,7 +31,7 @@ PARTS = {
         (OperatorOracle, "operator"),
         *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f")),
     ],
-    "sampling and gathering": [(Sampler, "begin"), (Sampler, "sample")],
+    "sampling and gathering": [(Sampler, "begin_round"), (Sampler, "samples")],
     "client updates": [(Executor, "run")],
     "averaging": [(one, name) for one in (FusedReduction, ExactReduction) for name in ("add", "finish")],
     "adaptive matrices, cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],

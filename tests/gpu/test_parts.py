@@ -129,8 +129,8 @@ def test_the_polar_factor_by_newton_schulz():
 def test_the_memory_guard_counts_the_ranks_of_a_gpu(monkeypatch):
     problem, method = Game(clients=4), LocalSGDA(q=2, eta_x=0.1, eta_y=0.1)
     config = configuration(method, problem, "unused", reduction="fused")
-    needed = sum(state.needs(config, problem, 4, 4).values())
+    needed = sum(state.memory_needs(config, problem, 4, 4).values())
     monkeypatch.setattr(simulated_gpu, "MEMORY", int(1.5 * needed))
-    state.expect_room(config, SerialComm(), CUDA)
+    state.expect_memory(config, SerialComm(), CUDA)
     with pytest.raises(ConfigError, match="with 2 ranks on the GPU 0"):
-        state.expect_room(config, SerialComm(), CUDA, sharing=2)
+        state.expect_memory(config, SerialComm(), CUDA, sharing=2)

@@ -45,7 +45,7 @@ class Skewed(Game):
 def forced(monkeypatch):
     """Use given costs instead of numbers of samples."""
 
-    def place(config, problem, comm):
+    def place_clients(config, problem, comm):
         if config.run.placement == "even":
             return Placement(problem.clients, comm.size)
         return Placement.balanced(np.array(COSTS), comm.size)

@@ -31,7 +31,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 def limited(monkeypatch):
     """Small limits of the readers, two and one characters in Omniglot, and a function that limits the memory
     of the process to ``BYTES`` more than it uses."""
-    assert sources.bound(Path(__file__)) == max(2**26, host_memory() // 16)
+    assert sources.max_unpacked_bytes(Path(__file__)) == max(2**26, host_memory() // 16)
     monkeypatch.setattr(sources, "_SMALL", SMALL)
     monkeypatch.setattr(sources, "host_memory", lambda: 0)
     monkeypatch.setattr(image_folder, "_LARGEST", SMALL)

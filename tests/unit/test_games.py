@@ -261,7 +261,7 @@ def test_trust_region_scales(scale):
     "Q, c, radius, message",
     [
         (np.eye(3), np.ones(2), 1.0, r"expected Q \[d, d\] and c \[d\], got \[3, 3\] and \[2\]"),
-        (np.eye(2), np.ones(2), 0.0, "radius must be positive, got 0.0"),
+        (np.eye(2), np.ones(2), 0.0, "expected a radius > 0, got 0.0"),
         (np.array([[0.0, 1.0], [0.0, 0.0]]), np.ones(2), 1.0, "symmetric"),
         (np.eye(2), np.array([1.0, np.nan]), 1.0, "finite"),
     ],

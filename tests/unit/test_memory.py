@@ -23,7 +23,7 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
 from mpifed.simulation import state
 from mpifed.simulation.simulation import Simulation
-from mpifed.simulation.state import needs
+from mpifed.simulation.state import memory_needs
 
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
 #: Problem → settings for constants of several MB.
@@ -64,7 +64,7 @@ def test_records_match_the_estimate(work, group, reduction):
         algorithm=work, problem=problem_, run={"reduction": reduction, "group": group, "dtype": "float64"}
     )
     simulation = Simulation.from_settings(config, SerialComm())
-    rounds, parts = simulation.rounds, needs(config, simulation.problem, 9, 9)
+    rounds, parts = simulation.rounds, memory_needs(config, simulation.problem, 9, 9)
     stages = [*rounds._stages, *rounds._start]
     held = simulation.shared.buffer.nbytes * 2 + simulation.output.buffer.nbytes
     assert parts["the clients' records"] == simulation.clients.buffer.nbytes
@@ -83,7 +83,7 @@ def test_residuals_match_the_estimate(compression, feedback):
     config = Config(algorithm=METHOD, problem=Saddle(d=300, clients=9), message=message)
     simulation = Simulation.from_settings(config, SerialComm())
     held = simulation.rounds.compressor.residuals.nbytes
-    records = needs(config, simulation.problem, 9, 9)["the clients' records"]
+    records = memory_needs(config, simulation.problem, 9, 9)["the clients' records"]
     assert records == simulation.clients.buffer.nbytes + held
     assert held == (9 * 600 * 4 if feedback and compression["ratio"] < 1 else 0)
 
@@ -109,7 +109,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
         simulation.step()
     taken = max(8 * made["noise"] * BYTES_PER_DRAW, 5 * made["sample"] * state._ROW)
     # The last samples of a client may be drawn together with those of further clients.
-    assert 0.5 * taken <= needs(config, of, 9, 9)["samples"] <= taken
+    assert 0.5 * taken <= memory_needs(config, of, 9, 9)["samples"] <= taken
 
 
 def test_noise_and_rows_are_not_drawn_at_the_same_time():
@@ -120,7 +120,7 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})
         work = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
         config = Config(algorithm=work, problem=Saddle(d=d, clients=4), oracle=oracle, run={"group": "all"})
-        return needs(config, config.problem, 4, 4)["samples"]
+        return memory_needs(config, config.problem, 4, 4)["samples"]
 
     rows = 4 * 2 * 3 * (2**14 // (4 * 2 * 3)) * 20
     assert samples(5, 0, True) == 4 * 2 * (2 * 5) * 40
@@ -133,7 +133,7 @@ def test_noise_of_many_clients_and_steps_fits():
     work = LocalSGDA(q=100, eta_x=0.01, eta_y=0.01)
     oracle = {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}
     config = Config(algorithm=work, problem=Saddle(d=50_000, clients=1000), oracle=oracle)
-    assert needs(config, config.problem, 1000, 1000)["samples"] < 2**26
+    assert memory_needs(config, config.problem, 1000, 1000)["samples"] < 2**26
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_records_of_all_ranks_of_a_node_are_counted(monkeypatch):
     config = Config(algorithm=MFCGD(q=2), problem=of, run={"group": "all"})
     comm, cpu = SerialComm(), torch.device("cpu")
     monkeypatch.setattr(LinearMAML, "footprint", lambda self: 0)
-    parts = needs(config, config.problem, 2, 2)
+    parts = memory_needs(config, config.problem, 2, 2)
     assert parts["the clients' records"] > 2 * 4 * 500**2  # each has one Jacobian in float32
     monkeypatch.setattr(state, "host_memory", lambda: sum(parts.values()) + 1)
-    state.expect_room(config, comm, cpu)
+    state.expect_memory(config, comm, cpu)
     comm.local_size = 2
     with pytest.raises(ValueError, match="with 2 ranks on the node, .* MiB for the clients' records"):
-        state.expect_room(config, comm, cpu)
+        state.expect_memory(config, comm, cpu)
 
 
 @pytest.mark.parametrize("one, other", PAIRS)
@@ -232,7 +232,7 @@ def test_small_jobs_fit(one, other):
     if made.footprint():
         config = Config(algorithm=method(one), problem=made)
         assert made.footprint() < 2**20
-        state.expect_room(config, SerialComm(), torch.device("cpu"))
+        state.expect_memory(config, SerialComm(), torch.device("cpu"))
 
 
 def test_the_memory_of_this_machine(tmp_path, monkeypatch):

@@ -168,7 +168,7 @@ def test_first_clients_that_report_form_the_cohort():
         sizes.append(len(answering))
     assert set(sizes) == {0, 1, 2}  # 0.4^4 of 1000 rounds are without an answer
     within(counts, np.full(5, np.mean(sizes) / 5), 1000)
-    assert drawn.waits(4, 1) and not drawn.waits(4, 2) and not drawn.waits(2, 2)
+    assert drawn.server_waits(4, 1) and not drawn.server_waits(4, 2) and not drawn.server_waits(2, 2)
 
 
 def test_availability_round_trips_through_the_table(tmp_path):

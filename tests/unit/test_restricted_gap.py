@@ -6,7 +6,7 @@ import torch
 
 from mpifed.core.sets import L1, Ball, Box, Indicator, L1Box, Nuclear, Simplex, Zero
 from mpifed.problems import AffineGame, Bilinear, L1BoxBilinear
-from mpifed.problems.restricted_gap import OFF, maximize_on_ball, restricted_gap
+from mpifed.problems.restricted_gap import OUTSIDE, maximize_on_ball, restricted_gap
 
 TOLERANCE = 1e-6  # that the bounds are asked for
 PHIS = {
@@ -108,7 +108,7 @@ def test_gap_is_infinite_outside_the_set_of_phi():
     J, c, zero = np.eye(2), np.ones(2), np.zeros(2)
     phi = Indicator(Box(-1.0, 1.0))
     assert restricted_gap(J, c, phi, np.array([1.1, 0.0]), zero, 1.0) == (np.inf, np.inf)
-    assert np.isfinite(restricted_gap(J, c, phi, np.array([1 + OFF / 2, 0.0]), zero, 1.0)).all()
+    assert np.isfinite(restricted_gap(J, c, phi, np.array([1 + OUTSIDE / 2, 0.0]), zero, 1.0)).all()
     with pytest.raises(ValueError, match="infinite on the ball of radius 1 around the start"):
         restricted_gap(J, c, phi, zero, np.array([3.0, 0.0]), 1.0)
     game = Bilinear(dx=2, dy=1, clients=2, phi=phi)

@@ -78,14 +78,14 @@ def test_validation_samples_are_training_samples(kind):
     split = prepared(kind(dataset="digits", model="linear", clients=5, validation=0.2))
     view = split.tested_on("validation")
     train = set(np.concatenate(split._rows).tolist())
-    held = set(view._held.rows.tolist())
+    held = set(view._held_out.rows.tolist())
     everything = set(np.concatenate(plain._rows).tolist())
     assert not train & held and train | held == everything and len(held) == round(0.2 * len(everything))
     assert split.test_rows == plain.test_rows and plain.tested_on("validation") is None
     point = start(split)
     assert torch.equal(split.predict(*point, slice(0, 50)), plain.predict(*point, slice(0, 50)))
     other = prepared(kind(dataset="digits", model="linear", clients=5, validation=0.2), seed=1)
-    assert set(other.tested_on("validation")._held.rows.tolist()) != held
+    assert set(other.tested_on("validation")._held_out.rows.tolist()) != held
 
 
 @pytest.mark.parametrize("kind", LEARNING)
@@ -94,7 +94,7 @@ def test_metrics_of_a_split_are_those_of_the_split_as_a_test_set(monkeypatch, ki
     problem = prepared(kind(dataset="digits", model="linear", clients=3, validation=0.3))
     point, images = start(problem), DATASETS["digits"]()
     mine = torch.from_numpy(problem._rows[1])
-    held = torch.from_numpy(problem.tested_on("validation")._held.rows)
+    held = torch.from_numpy(problem.tested_on("validation")._held_out.rows)
     train = torch.from_numpy(np.sort(np.concatenate(problem._rows)))
     for split, rows in (("validation", held), (1, mine), ("train", train)):
         swapped = dataclasses.replace(images, test=images.train[rows], test_labels=images.train_labels[rows])
@@ -118,7 +118,7 @@ def test_a_data_set_with_a_validation_split(monkeypatch):
     problem = prepared(DeepAUC(dataset="digits", model="linear", **classes))
     view = problem.tested_on("validation")
     used = np.isin(images.test_labels[:100].numpy(), (1, 2, 3))
-    assert view._held.rows.tolist() == np.flatnonzero(used).tolist()
+    assert view._held_out.rows.tolist() == np.flatnonzero(used).tolist()
     assert len(np.concatenate(problem._rows)) == np.isin(images.train_labels.numpy(), (1, 2, 3)).sum()
     assert view.test_labels().tolist() == (images.test_labels[:100].numpy()[used] == 3).astype(int).tolist()
     with pytest.raises(ValueError, match=r"validation = 0.1: .* already has a validation split of 100"):
