@@ -1,4 +1,4 @@
-"""Classification under affine shifts of the inputs: loss, attack, what is reported, and FLRA on it."""
+"""Classification under affine shifts of the inputs: loss, attack, metrics, and training by FLRA."""
 
 from __future__ import annotations
 

@@ -266,14 +266,11 @@ def test_other_files_are_not_replaced(invoke, tmp_path):
     assert not (folder / "assumptions.json").exists()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--top", "12"], "expected --top below --samples = 12, got 12"),
-        (["problem.d=0"], "problem.d"),
-        (["--samples", "3"], "3"),
-        (["run.out=job.toml/x"], "cannot write to run.out"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (["--top", "12"], "expected --top below --samples = 12, got 12"),
+    (["problem.d=0"], "problem.d"),
+    (["--samples", "3"], "3"),
+    (["run.out=job.toml/x"], "cannot write to run.out"),
+])  # fmt: skip
 def test_bad_input(invoke, options, message):
     assert message in str(invoke(*options).exception)

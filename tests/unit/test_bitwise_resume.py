@@ -167,10 +167,12 @@ CHANGES = {
 @pytest.mark.parametrize("complete", [False, True])
 def test_settings_that_affect_bits_make_another_job(folder, interrupt, complete, change, name, old, new):
     run(job(folder, checkpoint_every=0), COMM) if complete else interrupt(3)
-    with pytest.raises(CollectiveError, match=f"another job: {name} is {old} there and {new} here"):
+    with pytest.raises(
+        CollectiveError, match=f"another job: {name} is {old} in the stored run and {new} in this job"
+    ):
         run(job(folder, **change), COMM)
     if not complete and name in ("run.group", "run.threads"):
-        message = rf"depends on {name} \({old} there, {new} here\): keep the stored value"
+        message = rf"depends on {name} \(stored {old}, now {new}\): keep the stored value"
         with pytest.raises(CollectiveError, match=message):
             resume(folder, [f"{name}={new}"], COMM)
 
@@ -195,10 +197,12 @@ def test_numpy_uses_one_thread_under_exact():
 def test_guarantee_can_be_given_up_and_not_regained(half, capsys):
     resume(half, ["run.reduction=fused", "run.threads=2", "run.group=all", "rounds=7"], COMM)
     assert "run.reduction = 'fused' from here on" in capsys.readouterr().err
-    message = r"run.reduction \(fused there, exact here\).*: continue with run.reduction=fused"
+    message = r"run.reduction \(stored fused, now exact\).*: continue with run.reduction=fused"
     with pytest.raises(CollectiveError, match=message):
         resume(half, ["run.reduction=exact", "rounds=9"], COMM)
-    with pytest.raises(CollectiveError, match="run.reduction is fused there and exact here"):
+    with pytest.raises(
+        CollectiveError, match="run.reduction is fused in the stored run and exact in this job"
+    ):
         run(job(half, rounds=9), COMM)
     assert resume(half, ["rounds=9", "run.threads=1", "run.group=1"], COMM).costs["round"][-1] == 9
 

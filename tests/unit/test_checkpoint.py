@@ -49,7 +49,7 @@ def test_round_trip_keeps_the_newest(tmp_path):
 def test_clients_without_state_and_rows_in_blocks(tmp_path, monkeypatch):
     save(tmp_path, 1, size=0)
     assert checkpoint.newest(tmp_path)[1]["round"] == 1
-    monkeypatch.setattr(checkpoint, "BLOCK", 16)
+    monkeypatch.setattr(checkpoint, "MAX_BLOCK", 16)
     rows = save(tmp_path, 2, clients=7, size=5)
     read = np.empty_like(rows)
     checkpoint.read_clients(checkpoint.newest(tmp_path)[0], read, SerialComm(), Placement(7, 1))
@@ -118,13 +118,13 @@ def test_too_little_space_is_an_error_before_writing(tmp_path, monkeypatch):
 def test_disk_becomes_full_while_hdf5_writes(tmp_path, monkeypatch, left):
     """HDF5 itself crashes in most of these cases."""
     save(tmp_path, 1)
-    write, space = hdf5._Shield._write, [left]
+    write, space = hdf5._ErrorDeferringFile._write, [left]
 
     def limited(self, data):
         space[0] -= len(data)
         return write(self, data) if space[0] >= 0 else no_space()
 
-    monkeypatch.setattr(hdf5._Shield, "_write", limited)
+    monkeypatch.setattr(hdf5._ErrorDeferringFile, "_write", limited)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, clients=1000)
     assert names(tmp_path) == ["checkpoint-00000001.h5"]
@@ -140,11 +140,11 @@ class Rows(SerialComm):
         self.received += len(array)
 
 
-@pytest.mark.parametrize("step", ["_expect_space", "creating", "replacing"])
+@pytest.mark.parametrize("step", ["_expect_space", "create", "replacing"])
 def test_rows_are_received_even_if_the_disk_is_full(tmp_path, monkeypatch, step):
     """Otherwise the other ranks would wait forever."""
     monkeypatch.setattr(checkpoint, step, no_space)
-    monkeypatch.setattr(checkpoint, "BLOCK", 48)  # two rows
+    monkeypatch.setattr(checkpoint, "MAX_BLOCK", 48)  # two rows
     comm = Rows()
     with pytest.raises(OSError, match="No space left"):
         checkpoint.write(tmp_path, 3, {"round": 1}, {}, np.zeros((5, 3)), comm, Placement(15, 3))
@@ -153,26 +153,29 @@ def test_rows_are_received_even_if_the_disk_is_full(tmp_path, monkeypatch, step)
 
 def test_shielded_file(tmp_path):
     """It contains what was written, and raises the first error at the end."""
-    with hdf5.shielded(tmp_path / "file") as target, h5py.File(target, "w") as file:
+    with hdf5.deferring_errors(tmp_path / "file") as target, h5py.File(target, "w") as file:
         file["x"] = np.arange(10**5)
     with h5py.File(tmp_path / "file") as file:
         np.testing.assert_array_equal(file["x"][...], np.arange(10**5))
-    with hdf5.shielded(tmp_path / "file") as target:
+    with hdf5.deferring_errors(tmp_path / "file") as target:
         target.write(b"12345")
         target.truncate(2)
     assert (tmp_path / "file").read_bytes() == b"12"
     with (
         pytest.raises(OSError, match="No space left on device"),
-        hdf5.shielded("/dev/full") as target,
+        hdf5.deferring_errors("/dev/full") as target,
         h5py.File(target, "w") as file,
     ):
         file["x"] = np.arange(1000)
     sizes = []
-    with pytest.raises(OSError, match="No space left on device"), hdf5.shielded("/dev/full") as target:
+    with (
+        pytest.raises(OSError, match="No space left on device"),
+        hdf5.deferring_errors("/dev/full") as target,
+    ):
         sizes += [target.write(b"12345"), target.write(b"12")]
         target.flush()
     assert sizes == [5, 2]
-    with pytest.raises(OSError, match="Invalid argument"), hdf5.shielded("/dev/null") as target:
+    with pytest.raises(OSError, match="Invalid argument"), hdf5.deferring_errors("/dev/null") as target:
         target.truncate(2)
 
 

@@ -1,4 +1,4 @@
-"""The federated clock: times computed by hand, distributions, and independence of ranks and resumption."""
+"""The federated clock: manually computed times, distributions, and independence of ranks and resumption."""
 
 import h5py
 import numpy as np

@@ -207,10 +207,9 @@ def test_each_method_has_a_best_setting_for_each_problem(settings):
     assert chosen == [("FGDA", 1, 2), ("CDMA", 1, 2), ("FGDA", 2, 1), ("CDMA", 2, 1)]
 
 
-@pytest.mark.parametrize(
-    ("metric", "target", "rounds"),
-    [("auc", 0.5, 5), ("auc", 0.95, None), ("error", 0.5, 10), ("error", 9, 0)],
-)
+@pytest.mark.parametrize(("metric", "target", "rounds"), [
+    ("auc", 0.5, 5), ("auc", 0.95, None), ("error", 0.5, 10), ("error", 9, 0),
+])  # fmt: skip
 def test_rounds_to_a_target(settings, metric, target, rounds):
     (one,) = settings(dict(auc=[0, 0.5, 0.9], error=[9, 2, 0.1]))
     assert Rule(target=target).rounds_to_target(one.runs[0], metric) == rounds

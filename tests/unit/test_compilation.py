@@ -220,9 +220,11 @@ def test_a_resumed_run_keeps_its_options(tmp_path, eager, option):
 
     once = run(job(tmp_path / "once", 3, **option), COMM)
     run(job(folder, 2, **option), COMM)
-    with pytest.raises(CollectiveError, match=f"another job: run.{name} is {value} in the stored run and none in this job"):
+    with pytest.raises(
+        CollectiveError, match=f"another job: run.{name} is {value} in the stored run and none in this job"
+    ):
         run(job(folder, 3), COMM)
-    with pytest.raises(CollectiveError, match=f"depends on run.{name} .{value} there, none here"):
+    with pytest.raises(CollectiveError, match=f"depends on run.{name} .stored {value}, now none"):
         resume(folder, ["rounds=3", f"run.{name}=none"], COMM)
     on = resume(folder, ["rounds=3"], COMM)
     assert all(np.array_equal(on.point[block], once.point[block]) for block in on.point)

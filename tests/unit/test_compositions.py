@@ -22,23 +22,14 @@ from mpifed.simulation.simulation import Simulation
 
 #: Problems with smooth networks, so that differences do not meet a kink.
 CASES = {
-    "robust": lambda: DistributionallyRobust(
-        dataset="patches", clients=3, model=MLP(hidden=(5,), activation="tanh"), lam=0.8
-    ),
+    "robust": lambda: DistributionallyRobust(dataset="patches", clients=3,
+     model=MLP(hidden=(5,), activation="tanh"), lam=0.8),
     "linear": lambda: LinearMAML(d=4, clients=3, samples=9, eta=0.2),
-    "sinusoid": lambda: SinusoidMAML(
-        clients=3, samples=9, model=MLP(hidden=(4,), activation="tanh"), eta=0.05, tests=5
-    ),
-    "few shots": lambda: FewShotMAML(
-        clients=3,
-        dataset="digits",
-        ways=3,
-        samples=6,
-        model=MLP(hidden=(2,), activation="tanh"),
-        eta=0.3,
-        tests=5,
-    ),
-}
+    "sinusoid": lambda: SinusoidMAML(clients=3, samples=9, model=MLP(hidden=(4,), activation="tanh"),
+     eta=0.05, tests=5),
+    "few shots": lambda: FewShotMAML(clients=3, dataset="digits", ways=3, samples=6,
+     model=MLP(hidden=(2,), activation="tanh"), eta=0.3, tests=5),
+}  # fmt: skip
 cases = pytest.mark.parametrize("case", CASES)
 printed = pytest.mark.parametrize("case", ["robust", "linear"])
 networks = pytest.mark.parametrize("case", ["sinusoid", "few shots"])
@@ -318,7 +309,7 @@ def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
 
 @pytest.fixture
 def drawings(monkeypatch):
-    """Seven and six characters of four drawings: character c is a square of c + 3 dots a side, at a place of
+    """Seven and six characters with four drawings each: character c is a square of c + 3 dots, placed by
     each drawing."""
 
     def part(first, count):
@@ -375,17 +366,11 @@ def test_loss_and_accuracy_of_a_few_images(drawings):
     assert math.isnan(problem.metrics(point, broken)["accuracy"])
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(dataset="digits", ways=11), "at least ways = 11 classes.*got 10 and"),
-        (
-            dict(dataset="digits", samples=3, shots=3),
-            "more than shots = 3 test images per class, got 10 and 3",
-        ),
-        (dict(dataset="digits", model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
-    ],
-)
+@pytest.mark.parametrize("settings, message", [
+    (dict(dataset="digits", ways=11), "at least ways = 11 classes.*got 10 and"),
+    (dict(dataset="digits", samples=3, shots=3), "more than shots = 3 test images per class, got 10 and 3"),
+    (dict(dataset="digits", model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
+])  # fmt: skip
 def test_unsuitable_data_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         FewShotMAML(**settings).prepare(0)

@@ -1,4 +1,4 @@
-"""Compressions of vectors: what is kept, unbiased rounding, contraction, bytes, and what is refused."""
+"""Compressions of vectors: kept entries, unbiased rounding, contraction, bytes, and invalid settings."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_compressed_rows_do_not_depend_on_other_rows(compression, size, dtype):
     rows[3] = rows[3].round()  # ties
     draws = draws_of(rows.shape)
     together = compression(rows, draws, True)
-    wide = torch.zeros(9, size + 3, dtype=dtype)  # as a field of a longer message lies
+    wide = torch.zeros(9, size + 3, dtype=dtype)  # a field of a longer message
     wide[:, 2:-1] = rows
     assert torch.equal(compression(wide[:, 2:-1], draws, True), together)
     for row, draw, wanted in zip(rows, draws, together):
@@ -165,21 +165,17 @@ def job(**message):
     return Config(algorithm=LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), problem=Game(clients=2), message=message)
 
 
-@pytest.mark.parametrize(
-    "settings, expected",
-    [
-        (dict(compression="top-k"), "ratio is missing"),
-        (dict(compression={"name": "topk", "ratio": 0.1}), "did you mean 'top-k'"),
-        (dict(compression={"name": "top-k", "ratio": 0.0}), "greater than 0"),
-        (dict(compression={"name": "top-k", "ratio": 1.1}), "less than or equal to 1"),
-        (dict(compression={"name": "qsgd", "levels": 0}), "greater than or equal to 1"),
-        (dict(compression={"name": "qsgd", "levels": 2.5}), "valid integer"),
-        (dict(compression={"name": "qsgd", "bits": 4}), "has no setting 'bits'"),
-        (dict(error_feedback=True), "set message.compression"),
-        (dict(compress="qsgd"), "did you mean 'compression'"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings, expected", [
+    (dict(compression="top-k"), "ratio is missing"),
+    (dict(compression={"name": "topk", "ratio": 0.1}), "did you mean 'top-k'"),
+    (dict(compression={"name": "top-k", "ratio": 0.0}), "greater than 0"),
+    (dict(compression={"name": "top-k", "ratio": 1.1}), "less than or equal to 1"),
+    (dict(compression={"name": "qsgd", "levels": 0}), "greater than or equal to 1"),
+    (dict(compression={"name": "qsgd", "levels": 2.5}), "valid integer"),
+    (dict(compression={"name": "qsgd", "bits": 4}), "has no setting 'bits'"),
+    (dict(error_feedback=True), "set message.compression"),
+    (dict(compress="qsgd"), "did you mean 'compression'"),
+], ids=str)  # fmt: skip
 def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         job(**settings)

@@ -39,30 +39,23 @@ def deep(depth: int):
     return [deep(depth - 1)] if depth else 1
 
 
-@pytest.mark.parametrize(
-    "settings, says",
-    [
-        ({"rounds": -1}, "rounds: Input should be greater than or equal to 1, got -1"),
-        ({"run": {"thread": 1}}, "[run] has no setting 'thread': did you mean 'threads'?"),
-        ({"rnds": 3}, "a job file has no setting 'rnds': did you mean 'rounds'?"),
-        ({"plugins": {}}, "a job file has no setting 'plugins'"),
-        ({"run": {"dtype": "float16"}}, "run.dtype: Input should be 'float32' or 'float64', got 'float16'"),
-        ({"run": 5}, "run: Input should be a valid dictionary or instance of Run, got 5"),
-        ({"stop": {"metric": "error"}}, "stop: expected metric with exactly one of at_least and at_most"),
-        ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
-        ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
-        ({"problem": "Saddle"}, "problem: Input should be an instance of Problem, got 'Saddle'"),
-        ({"participation": {"cohort": 5}}, "participation.cohort = 5 is more than problem.clients = 4"),
-        (
-            {"algorithm": AdaFGDA(q=2), "participation": {"cohort": 3}},
-            "AdaFGDA is defined for full participation only",
-        ),
-        (
-            {"problem": AffineGame(clients=2)},
-            "LocalSGDA solves minimax problems, but AffineGame is an operator problem",
-        ),
-    ],
-)
+@pytest.mark.parametrize("settings, says", [
+    ({"rounds": -1}, "rounds: Input should be greater than or equal to 1, got -1"),
+    ({"run": {"thread": 1}}, "[run] has no setting 'thread': did you mean 'threads'?"),
+    ({"rnds": 3}, "a job file has no setting 'rnds': did you mean 'rounds'?"),
+    ({"plugins": {}}, "a job file has no setting 'plugins'"),
+    ({"run": {"dtype": "float16"}}, "run.dtype: Input should be 'float32' or 'float64', got 'float16'"),
+    ({"run": 5}, "run: Input should be a valid dictionary or instance of Run, got 5"),
+    ({"stop": {"metric": "error"}}, "stop: expected metric with exactly one of at_least and at_most"),
+    ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
+    ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
+    ({"problem": "Saddle"}, "problem: Input should be an instance of Problem, got 'Saddle'"),
+    ({"participation": {"cohort": 5}}, "participation.cohort = 5 is more than problem.clients = 4"),
+    ({"algorithm": AdaFGDA(q=2), "participation": {"cohort": 3}},
+     "AdaFGDA is defined for full participation only"),
+    ({"problem": AffineGame(clients=2)},
+     "LocalSGDA solves minimax problems, but AffineGame is an operator problem"),
+])  # fmt: skip
 def test_configurations_from_objects_are_validated(settings, says):
     message = refusal(lambda: Config(**({"algorithm": METHOD, "problem": Saddle(clients=4)} | settings)))
     assert says in message and "\n" not in message
@@ -161,22 +154,16 @@ def test_files_that_are_not_job_files(tmp_path):
     assert "is not TOML" in refusal(lambda: read_table(path))
 
 
-@pytest.mark.parametrize(
-    "sweep, says",
-    [
-        ("{seed=[]}", "per setting in [sweep], got an empty list"),
-        ("{seed=[0, 1], 'rounds'=[]}", "per setting in [sweep], got an empty list"),
-        ("[{seed=[0]}, {rounds=[]}]", "per setting in [sweep], got an empty list"),
-        (
-            "{" + ", ".join(f"a{k} = {list(range(10))}" for k in range(100)) + "}",
-            "has more than 10,000 runs",
-        ),
-        ("{rounds = [1979-05-27, 1979-05-28]}", "rounds: Input should be a valid integer"),
-        ("{rounds = [true]}", "rounds: Input should be a valid integer, got True"),
-        ("{seed=[1, 2]}, run = 5", "run: Input should be a valid dictionary"),
-        ("{seed=[1, 2]}, run = {out = ''}", "run.out: expected the name of a folder"),
-    ],
-)
+@pytest.mark.parametrize("sweep, says", [
+    ("{seed=[]}", "per setting in [sweep], got an empty list"),
+    ("{seed=[0, 1], 'rounds'=[]}", "per setting in [sweep], got an empty list"),
+    ("[{seed=[0]}, {rounds=[]}]", "per setting in [sweep], got an empty list"),
+    ("{" + ", ".join(f"a{k} = {list(range(10))}" for k in range(100)) + "}", "has more than 10,000 runs"),
+    ("{rounds = [1979-05-27, 1979-05-28]}", "rounds: Input should be a valid integer"),
+    ("{rounds = [true]}", "rounds: Input should be a valid integer, got True"),
+    ("{seed=[1, 2]}, run = 5", "run: Input should be a valid dictionary"),
+    ("{seed=[1, 2]}, run = {out = ''}", "run.out: expected the name of a folder"),
+])  # fmt: skip
 def test_sweeps_are_validated(tmp_path, sweep, says):
     (tmp_path / "job.toml").write_text(JOB)
     changes = f"sweep={sweep}".replace(", run = ", "\0run=").split("\0")
@@ -192,26 +179,17 @@ def test_long_values_are_shortened_in_messages():
     assert "did you mean" not in suggest(LONG, ["q"]) and "'gamma'" in suggest("gama", ["gamma", "q"])
 
 
-@pytest.mark.parametrize(
-    "make, says",
-    [
-        (
-            lambda: LocalSGDA(q=0, eta_x=1, eta_y=1),
-            "LocalSGDA.q: Input should be greater than or equal to 1, got 0",
-        ),
-        (lambda: LocalSGDA(q=1, eta_x=1), "LocalSGDA.eta_y is missing: it has no default"),
-        (
-            lambda: LocalSGDA(q=1, eta_x=1, eta_y=1, eta=2),
-            "LocalSGDA has no setting 'eta': did you mean 'eta_y'?",
-        ),
-        (
-            lambda: LocalSGDA(1, 1, 1, 7),
-            "LocalSGDA has 3 settings, got another value, 7: (options: eta_x, eta_y, q)",
-        ),
-        (lambda: AdaFGDA(q=1, matrix="adm"), "AdaFGDA.matrix: unknown matrix 'adm': did you mean 'adam'?"),
-        (lambda: Saddle(client=3), "Saddle has no setting 'client': did you mean 'clients'?"),
-    ],
-)
+@pytest.mark.parametrize("make, says", [
+    (lambda: LocalSGDA(q=0, eta_x=1, eta_y=1),
+     "LocalSGDA.q: Input should be greater than or equal to 1, got 0"),
+    (lambda: LocalSGDA(q=1, eta_x=1), "LocalSGDA.eta_y is missing: it has no default"),
+    (lambda: LocalSGDA(q=1, eta_x=1, eta_y=1, eta=2),
+     "LocalSGDA has no setting 'eta': did you mean 'eta_y'?"),
+    (lambda: LocalSGDA(1, 1, 1, 7),
+     "LocalSGDA has 3 settings, got another value, 7: (options: eta_x, eta_y, q)"),
+    (lambda: AdaFGDA(q=1, matrix="adm"), "AdaFGDA.matrix: unknown matrix 'adm': did you mean 'adam'?"),
+    (lambda: Saddle(client=3), "Saddle has no setting 'client': did you mean 'clients'?"),
+])  # fmt: skip
 def test_classes_validate_their_settings(make, says):
     assert refusal(make).startswith(says)
 
@@ -267,18 +245,15 @@ def test_a_preset_creates_its_class_with_fixed_settings():
         assert refusal(lambda: PLAIN(**settings)).startswith(says)
 
 
-@pytest.mark.parametrize(
-    "table, change, changed",
-    [
-        ({}, "a.b.c=1", {"a": {"b": {"c": 1}}}),
-        ({"a": {"b": 1, "c": 2}}, "a.b=3", {"a": {"b": 3, "c": 2}}),
-        # A name abbreviates a table with that name, before and after the change.
-        ({"noise": "gaussian"}, "noise.scale=0.5", {"noise": {"name": "gaussian", "scale": 0.5}}),
-        ({"noise": {"name": "gaussian", "scale": 1}}, "noise=stable", {"noise": {"name": "stable"}}),
-        ({"noise": "gaussian"}, "noise=stable", {"noise": "stable"}),
-        ({"o": {"noise": "gaussian"}}, "o.noise.scale=1", {"o": {"noise": {"name": "gaussian", "scale": 1}}}),
-    ],
-)
+@pytest.mark.parametrize("table, change, changed", [
+    ({}, "a.b.c=1", {"a": {"b": {"c": 1}}}),
+    ({"a": {"b": 1, "c": 2}}, "a.b=3", {"a": {"b": 3, "c": 2}}),
+    # A name abbreviates a table with that name, before and after the change.
+    ({"noise": "gaussian"}, "noise.scale=0.5", {"noise": {"name": "gaussian", "scale": 0.5}}),
+    ({"noise": {"name": "gaussian", "scale": 1}}, "noise=stable", {"noise": {"name": "stable"}}),
+    ({"noise": "gaussian"}, "noise=stable", {"noise": "stable"}),
+    ({"o": {"noise": "gaussian"}}, "o.noise.scale=1", {"o": {"noise": {"name": "gaussian", "scale": 1}}}),
+])  # fmt: skip
 def test_overrides_set_dotted_keys(table, change, changed):
     apply_override(table, change)
     assert table == changed

@@ -16,11 +16,9 @@ CASES = {
     "clip tensor": (Clip(1.5, "tensor"), dict(direction="clip", tau=1.5, norm_over="tensor")),
     "svd": (Orthogonalize(), dict(direction="orthogonalize", svd="svd")),
     "newton_schulz": (Orthogonalize("newton_schulz"), dict(direction="orthogonalize", svd="newton_schulz")),
-    "cubic": (
-        Orthogonalize("newton_schulz_cubic"),
-        dict(direction="orthogonalize", svd="newton_schulz_cubic"),
-    ),
-}
+    "cubic": (Orthogonalize("newton_schulz_cubic"),
+     dict(direction="orthogonalize", svd="newton_schulz_cubic")),
+}  # fmt: skip
 
 
 def clients() -> torch.Tensor:
@@ -89,13 +87,10 @@ def test_identity():
     assert torch.equal(Plain()(clients(), SHAPES), clients())
 
 
-@pytest.mark.parametrize(
-    "method, step",
-    [
-        ("newton_schulz_cubic", lambda s: 1.5 * s - 0.5 * s**3),
-        ("newton_schulz", lambda s: 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5),
-    ],
-)
+@pytest.mark.parametrize("method, step", [
+    ("newton_schulz_cubic", lambda s: 1.5 * s - 0.5 * s**3),
+    ("newton_schulz", lambda s: 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5),
+])  # fmt: skip
 def test_newton_schulz_of_a_tiny_matrix(method, step):
     """U / (‖U‖ + 1e-7) with ‖U‖ = 1e-7; the powers of the matrix are those of its one singular value."""
     U = torch.zeros(1, 6, dtype=torch.float64)
@@ -108,7 +103,7 @@ def test_newton_schulz_of_a_tiny_matrix(method, step):
 @pytest.mark.parametrize("method", ["svd", "newton_schulz", "newton_schulz_cubic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernels_are_matrices_of_the_first_axis_by_the_others(method, dtype):
-    """As the kernels of a convolution; bit for bit, for the numbers lie in memory as the matrix does."""
+    """Kernels of a convolution, bitwise identical to a matrix with the same memory layout."""
     u = torch.from_numpy(generator(0, "axes").standard_normal((3, 24))).to(dtype)
     direction = Orthogonalize(method)
     assert torch.equal(direction(u, {"W": (2, 3, 2, 2)}), direction(u, {"W": (2, 12)}))

@@ -1,4 +1,4 @@
-"""Dropout by address: which words it takes, what it does to values, and when there is none."""
+"""Dropout by address: its random words, its effect on values, and calls without dropout."""
 
 import networks
 import numpy as np

@@ -94,7 +94,7 @@ COMMANDS = [
     ("run auc.toml problem.clients=5000", "one sample per client", "1438 samples for 5000 clients"),
     ("run job.toml participation.cohort=9", "cohort = 9 is more than problem.clients = 4"),
     ("run job.toml run.device=cuda", "requires a GPU", "set run.device = 'auto' or 'cpu'"),
-    ("run job.toml stop.metric=eror stop.at_most=1", "is no metric of this problem", "error"),
+    ("run job.toml stop.metric=eror stop.at_most=1", "is not a metric of this problem", "error"),
     ('run job.toml record=["w"]', "there is no block 'w' (options: x, y)"),
     ("sweep sweep.toml", "[sweep] gama=0.1", "did you mean 'gamma'?"),
     ("run sweep.toml", "start it with `mpifed sweep`"),
@@ -185,7 +185,9 @@ def test_folders_of_other_jobs_and_other_files(folder, message, monkeypatch, cap
     main()
     capsys.readouterr()
     text = message(["run", "job.toml", "algorithm.gamma=0.3"])
-    assert "algorithm.gamma is 0.1 there and 0.3 here" in text and "another run.out" in text
+    assert (
+        "algorithm.gamma is 0.1 in the stored run and 0.3 in this job" in text and "another run.out" in text
+    )
     (folder / "theirs").mkdir()
     (folder / "theirs/run.h5").write_text("mine")
     text = message(["run", "job.toml", "run.out=theirs"])
@@ -225,20 +227,16 @@ LONG_FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *([name, LONG] for name in ("resume", "status", "report", "measure", "tune", "sweep", "info")),
-        *(["status", f"a/{LONG}/b"], ["status", f"{LONG}.toml"], ["export", LONG, "--to", "w.safetensors"]),
-        *(["new", kind, LONG] for kind in ("job", "method", "problem")),
-        *([name, f"{name}.toml", f"run.out={LONG}"] for name in ("run", "sweep", "tune")),
-        *(["status", "sweep.toml", f"run.out={LONG}"], ["info", "run.toml", "--out", f"{LONG}.png"]),
-        *(["report", "done", "--out", LONG], ["report", "done", "--figure", f"{LONG}.pdf"]),
-        *(["export", "done", "--to", f"{LONG}.safetensors"], ["launch", "run.toml", "--script", LONG]),
-        ["check", f"./{LONG}.py:Mine"],
-    ],
-    ids=lambda words: "-".join(words).replace(LONG, "LONG"),
-)
+@pytest.mark.parametrize("words", [
+    *([name, LONG] for name in ("resume", "status", "report", "measure", "tune", "sweep", "info")),
+    *(["status", f"a/{LONG}/b"], ["status", f"{LONG}.toml"], ["export", LONG, "--to", "w.safetensors"]),
+    *(["new", kind, LONG] for kind in ("job", "method", "problem")),
+    *([name, f"{name}.toml", f"run.out={LONG}"] for name in ("run", "sweep", "tune")),
+    *(["status", "sweep.toml", f"run.out={LONG}"], ["info", "run.toml", "--out", f"{LONG}.png"]),
+    *(["report", "done", "--out", LONG], ["report", "done", "--figure", f"{LONG}.pdf"]),
+    *(["export", "done", "--to", f"{LONG}.safetensors"], ["launch", "run.toml", "--script", LONG]),
+    ["check", f"./{LONG}.py:Mine"],
+], ids=lambda words: "-".join(words).replace(LONG, "LONG"))  # fmt: skip
 def test_names_that_are_too_long(folder, message, words):
     """Long names are truncated."""
     for name, text in LONG_FILES.items():

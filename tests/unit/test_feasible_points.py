@@ -1,4 +1,4 @@
-"""What counts as a point outside the problem's sets."""
+"""Points outside the problem's sets, up to rounding errors."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from mpifed.simulation.evaluation import infeasibility, projections
 
 
 def found(problem, *point) -> str:
-    """What is said of a point, flat blocks in the problem's order."""
+    """Return the message about a point, given as flat blocks in the order of the problem."""
     blocks = problem.variables()
     named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
     return infeasibility(problem, projections(problem), named)
@@ -52,7 +52,7 @@ def test_the_domain_of_a_convex_part_is_a_set():
 
 @pytest.mark.parametrize("kind", [AffineGame, QuadraticNCPL])
 def test_problem_without_sets_has_no_projections(kind):
-    """The second has a function ``phi`` of its own."""
+    """The second one defines a function ``phi``."""
     problem = kind(clients=2)
     problem.prepare(0)
     assert projections(problem) == []

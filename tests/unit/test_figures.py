@@ -131,19 +131,16 @@ def test_costs_are_averaged_over_the_seeds(tmp_path, drawn):
     assert drawn(*settings_of(runs))[3].lines[0].get_xdata().tolist() == [0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("values", "scales"),
-    [
-        ([100, 10, 0.5], ["log", "linear"]),
-        ([100, 10, 2], ["linear", "log"]),
-        ([0.9, 0.8, 0.5], ["linear"]),
-        ([100, 1, 0], ["linear"]),
-        ([100, 1e-3, -1], ["linear"]),
-        ([100, math.nan, 0.5], ["log", "linear"]),
-        ([math.nan] * 3, ["linear"]),
-        ([math.inf, 2, 1], ["linear"]),
-    ],
-)
+@pytest.mark.parametrize(("values", "scales"), [
+    ([100, 10, 0.5], ["log", "linear"]),
+    ([100, 10, 2], ["linear", "log"]),
+    ([0.9, 0.8, 0.5], ["linear"]),
+    ([100, 1, 0], ["linear"]),
+    ([100, 1e-3, -1], ["linear"]),
+    ([100, math.nan, 0.5], ["log", "linear"]),
+    ([math.nan] * 3, ["linear"]),
+    ([math.inf, 2, 1], ["linear"]),
+])  # fmt: skip
 def test_the_scale_is_logarithmic_for_positive_values_of_a_large_range(tmp_path, drawn, values, scales):
     one = single(tmp_path / "a", rounds=10, x_error=values)
     assert [cell.get_yscale() for cell in drawn(one)] == 4 * scales[:1]

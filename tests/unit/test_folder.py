@@ -173,17 +173,15 @@ LOSSES = {
     "removed": (shutil.rmtree, "No such file or directory"),
     "removed with its parent": (lambda out: shutil.rmtree(out.parent), "No such file or directory"),
     "moved": (lambda out: out.rename(out.with_name("other")), "No such file or directory"),
-    "a file": (
-        becomes(lambda out: out.write_text("text")),
-        "Not a directory|the folder was replaced by another folder",
-    ),
+    "a file": (becomes(lambda out: out.write_text("text")),
+     "Not a directory|the folder was replaced by another folder"),
     "a loop": (becomes(lambda out: out.symlink_to("run")), "Too many levels of symbolic links"),
     "replaced": (becomes(lambda out: out.mkdir()), "the folder was replaced by another folder"),
     "replaced by a run": (becomes(opened), "the folder was replaced by another folder"),
     "shared": (lambda out: (out / LOCK_FILE).write_text(f"{MARS}\n"), f"it is in use by {MARS}"),
     "lock is a link": (lock_becomes(lambda lock: lock.symlink_to("x")), "Too many levels of symbolic links"),
     "lock is a pipe": (lock_becomes(os.mkfifo), "another run has used it in the meantime"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("act, why", LOSSES.values(), ids=LOSSES)

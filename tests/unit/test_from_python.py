@@ -79,19 +79,14 @@ def test_tables_files_and_configs_define_the_same_job(tmp_path):
     assert not torch.equal(changed.point["x"], first.point["x"])
 
 
-@pytest.mark.parametrize(
-    "start, error",
-    [
-        (
-            lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM),
-            "has no setting 'rnds'.* did you mean 'rounds'",
-        ),
-        (lambda folder: mpifed.run(table(folder), COMM, overrides=["algorithm.K=3"]), "no setting 'K'"),
-        (lambda folder: mpifed.run(table(folder), COMM, overrides="rounds=3"), r"expected a list of changes"),
-        (lambda folder: mpifed.run(folder / "none.toml", COMM), "cannot read the job file"),
-        (lambda folder: mpifed.run(5, COMM), "expected a Config, a table or the path of a job file, got 5"),
-    ],
-)
+@pytest.mark.parametrize("start, error", [
+    (lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM),
+     "has no setting 'rnds'.* did you mean 'rounds'"),
+    (lambda folder: mpifed.run(table(folder), COMM, overrides=["algorithm.K=3"]), "no setting 'K'"),
+    (lambda folder: mpifed.run(table(folder), COMM, overrides="rounds=3"), r"expected a list of changes"),
+    (lambda folder: mpifed.run(folder / "none.toml", COMM), "cannot read the job file"),
+    (lambda folder: mpifed.run(5, COMM), "expected a Config, a table or the path of a job file, got 5"),
+])  # fmt: skip
 def test_invalid_jobs(tmp_path, start, error):
     with pytest.raises(mpifed.ConfigError, match=error):
         start(tmp_path)

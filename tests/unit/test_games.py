@@ -6,12 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import oracle_of
+from oracles import oracle_of, prepared
 from scipy.optimize import linprog, minimize
 
 from mpifed.base.errors import ConfigError
 from mpifed.cli.catalogue import example
 from mpifed.core.sets import L1, Box, Indicator, L1Box
+from mpifed.core.streams import generator
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.restricted_gap import maximize_on_ball
 
@@ -214,12 +215,10 @@ QUADRATICS = {
     "hard": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), 0.3 * without_last(rng, d, 1)),
     "hard, double": lambda rng, d: (np.diag([-1.0] * (d - 2) + [2.0] * 2), 0.3 * without_last(rng, d, 2)),
     "hard but full": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), 30 * without_last(rng, d, 1)),
-    "nearly hard": lambda rng, d: (
-        np.diag(np.linspace(-2, 3, d)),
-        0.3 * np.where(np.arange(d) < d - 1, 1.0, 1e-13),
-    ),
+    "nearly hard": lambda rng, d: (np.diag(np.linspace(-2, 3, d)),
+     0.3 * np.where(np.arange(d) < d - 1, 1.0, 1e-13)),
     "no linear part": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), np.zeros(d)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -257,15 +256,12 @@ def test_trust_region_scales(scale):
     np.testing.assert_allclose(maximize_on_ball(Q, scale * c, 2.0 * scale)[1], scale * v, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "Q, c, radius, message",
-    [
-        (np.eye(3), np.ones(2), 1.0, r"expected Q \[d, d\] and c \[d\], got \[3, 3\] and \[2\]"),
-        (np.eye(2), np.ones(2), 0.0, "expected a radius > 0, got 0.0"),
-        (np.array([[0.0, 1.0], [0.0, 0.0]]), np.ones(2), 1.0, "symmetric"),
-        (np.eye(2), np.array([1.0, np.nan]), 1.0, "finite"),
-    ],
-)
+@pytest.mark.parametrize("Q, c, radius, message", [
+    (np.eye(3), np.ones(2), 1.0, r"expected Q \[d, d\] and c \[d\], got \[3, 3\] and \[2\]"),
+    (np.eye(2), np.ones(2), 0.0, "expected a radius > 0, got 0.0"),
+    (np.array([[0.0, 1.0], [0.0, 0.0]]), np.ones(2), 1.0, "symmetric"),
+    (np.eye(2), np.array([1.0, np.nan]), 1.0, "finite"),
+])  # fmt: skip
 def test_trust_region_refuses(Q, c, radius, message):
     with pytest.raises(ValueError, match=message):
         maximize_on_ball(Q, c, radius)
@@ -355,3 +351,36 @@ def test_extreme_radii_give_finite_errors(radius):
     problem = AffineGame(clients=2, d=3, strong=0.1, radius=radius)
     problem.prepare(0)
     assert all(np.isfinite(float(value)) for value in problem.metrics({"z": torch.zeros(3)}, None).values())
+
+
+def uniform(values, low, high):
+    """Mean and mean square are within five standard errors, and the extremes near both ends."""
+    values = np.ravel(values)
+    unit, five = (2 * values - low - high) / (high - low), 5 / np.sqrt(len(values))
+    assert abs(unit).max() <= 1 and unit.max() > 1 - 2 * five and unit.min() < 2 * five - 1
+    assert abs(unit.mean()) < five / np.sqrt(3) and abs((unit**2).mean() - 1 / 3) < five * np.sqrt(4 / 45)
+
+
+def normal(values, deviation):
+    values = np.ravel(values) / deviation
+    five = 5 / np.sqrt(len(values))
+    assert abs(values.mean()) < five and abs((values**2).mean() - 1) < five * np.sqrt(2)
+
+
+def test_the_bilinear_game_on_a_box_is_uniform():
+    problem = prepared(L1BoxBilinear(dx=400, dy=300, clients=1, bound=0.2))
+    c = problem.mean_operator(np.zeros(700))
+    assert not c[:400].any()
+    uniform(c[400:], -1, 1)
+    uniform([problem.mean_operator(row)[400:] - c[400:] for row in np.eye(700)[:400]], -1, 1)
+    uniform(problem.initial(generator(0, "initial"))["z"].numpy(), -0.2, 0.2)
+    assert problem.phi.lam == problem.lam and problem.phi.bound == 0.2
+
+
+@pytest.mark.parametrize(
+    "kind, deviation", [(Bilinear(dx=300, dy=200, clients=1), 2), (AffineGame(d=300, clients=1), 1)]
+)
+def test_starting_points_and_solutions_are_normal(kind, deviation):
+    problem = prepared(kind)
+    normal(problem.initial(generator(0, "initial"))["z"].numpy(), 1)
+    normal(problem.solution().numpy(), deviation)

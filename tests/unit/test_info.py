@@ -58,7 +58,7 @@ def test_the_example_of_a_section_is_valid(name):
 @pytest.mark.parametrize("plural", GROUPS)
 def test_a_group_lists_its_members(plural):
     group = GROUPS[plural]
-    for word in (plural, group.one) if plural not in ("methods", "problems") else (plural,):
+    for word in (plural, group.singular) if plural not in ("methods", "problems") else (plural,):
         output = info(word)
         assert all(name in output for name in group.members)
         assert "For example: " in output or not group.setting
@@ -99,14 +99,11 @@ def test_a_user_defined_class_with_an_undefined_annotation():
     ]
 
 
-@pytest.mark.parametrize(
-    "name, keys",
-    [
-        ("WGAN", ["@inproceedings{shen2024fessgda", "@inproceedings{arjovsky2017wgan"]),
-        ("sst2", ["@inproceedings{socher2013sst"]),
-        ("digits", ["the bibliography has no source of digits"]),
-    ],
-)
+@pytest.mark.parametrize("name, keys", [
+    ("WGAN", ["@inproceedings{shen2024fessgda", "@inproceedings{arjovsky2017wgan"]),
+    ("sst2", ["@inproceedings{socher2013sst"]),
+    ("digits", ["the bibliography has no source of digits"]),
+])  # fmt: skip
 def test_citations(name, keys):
     output = info(name, "--cite")
     assert all(key in output for key in keys), output

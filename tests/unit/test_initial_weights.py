@@ -52,7 +52,7 @@ def started(config) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def weights(**changes):
-    """Weights of the job's network, with changes; ``None`` takes one out."""
+    """Weights of the job's network, with changes; ``None`` removes a tensor."""
     torch.manual_seed(0)
     tensors = {name: torch.rand(shape) for name, shape in SHAPES.items()}
     return {name: one for name, one in (tensors | changes).items() if one is not None}
@@ -94,7 +94,7 @@ def test_weights_are_exchanged_between_minimax_problem_and_game(tmp_path):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """A job file in a folder of its own, which is not the working folder."""
+    """A job file in a folder other than the working folder."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "job.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
@@ -168,14 +168,11 @@ def test_unsuitable_weights_are_refused_before_the_run(tmp_path, job, tensors, s
 
 
 FILES = {
-    "a.pt": (
-        b"",
-        "expected a .safetensors file, written by `mpifed export` or safetensors.torch.save_file",
-    ),
+    "a.pt": (b"", "expected a .safetensors file, written by `mpifed export` or safetensors.torch.save_file"),
     "none.safetensors": (None, "initial: cannot read .*none.safetensors: No such file or directory"),
     "text.safetensors": (b"not weights", "initial: .*text.safetensors is not a safetensors file"),
     "cut.safetensors": (b"\x40\0\0\0\0\0\0\0{", "initial: .*cut.safetensors is not a safetensors file"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

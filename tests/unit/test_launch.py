@@ -118,33 +118,27 @@ def test_words_are_quoted_only_if_necessary():
     assert bash_quote("é\n") == r"$'\303\251\012'"
 
 
-@pytest.mark.parametrize(
-    "line, read",
-    [
-        ("--account=abc", ["--account=abc"]),
-        ("#SBATCH --account=abc # mine", ["--account=abc"]),
-        ("-A abc --exclusive", ["-A", "abc", "--exclusive"]),
-        ("--comment='a b' --nice=#1", ["--comment=a b", "--nice=#1"]),
-    ],
-)
+@pytest.mark.parametrize("line, read", [
+    ("--account=abc", ["--account=abc"]),
+    ("#SBATCH --account=abc # mine", ["--account=abc"]),
+    ("-A abc --exclusive", ["-A", "abc", "--exclusive"]),
+    ("--comment='a b' --nice=#1", ["--comment=a b", "--nice=#1"]),
+])  # fmt: skip
 def test_options_of_sbatch_are_split(line, read):
     assert split_sbatch_line(line) == tuple(read)
 
 
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("account=abc", "'account=abc' is not an option"),
-        ("--comment=a b", "'b' is not an option; quote values with blanks"),
-        ("-A abc def", "'def' is not an option"),
-        ("--comment='a", "No closing quotation"),
-        ("--a=1\nrm -rf x", "'rm' is not an option"),
-        ("--a='1\nrm'", "must not contain line breaks"),
-        ("--", "'--' is not an option"),
-        ("#SBATCH", "the line is empty"),
-        ("", "the line is empty"),
-    ],
-)
+@pytest.mark.parametrize("line, message", [
+    ("account=abc", "'account=abc' is not an option"),
+    ("--comment=a b", "'b' is not an option; quote values with blanks"),
+    ("-A abc def", "'def' is not an option"),
+    ("--comment='a", "No closing quotation"),
+    ("--a=1\nrm -rf x", "'rm' is not an option"),
+    ("--a='1\nrm'", "must not contain line breaks"),
+    ("--", "'--' is not an option"),
+    ("#SBATCH", "the line is empty"),
+    ("", "the line is empty"),
+])  # fmt: skip
 def test_invalid_options_of_sbatch(line, message):
     with pytest.raises(ValueError, match=message):
         split_sbatch_line(line)
@@ -272,38 +266,32 @@ GPUS = "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got "
 NAMES = "expected a name, or several names separated by commas, got "
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--nodes", "0"], "0 is not in the range 1<=x<=65000"),
-        (["--ranks-per-node", "70000"], "70000 is not in the range 1<=x<=65000"),
-        (["--cpus-per-rank", "9" * 5000], "is not a valid integer range"),
-        (["--warning", "65536"], "expected 1 to 65000 seconds, got '65536'"),
-        (["--warning", "20h"], "expected 1 to 65000 seconds, got '20h'"),
-        (["--warning", "x"], "expected a time in seconds"),
-        (["--time", "soon"], f"{TIME}'soon'"),
-        (["--time", "2 hrs"], f"{TIME}'2 hrs'"),
-        (["--time", "4294967296"], f"{TIME}'4294967296'"),
-        (["--time", "٣"], f"{TIME}'٣'"),
-        (["--gpus-per-node", "many"], f"{GPUS}'many'"),
-        (["--gpus-per-node", "a100:"], f"{GPUS}'a100:'"),
-        (["--gpus-per-node", "9" * 5000], f"{GPUS}'999"),
-        (["--partition", "a b"], f"{NAMES}'a b'"),
-        (["--partition", "a\n#SBATCH -n9"], f"{NAMES}'a\\n"),
-        (["--partition", ""], f"{NAMES}''"),
-        (["--setup", "echo 'open"], 'expected complete lines of shell, got "echo \'open"'),
-        (["--setup", "cat <<EOF"], "expected complete lines of shell, got  'cat <<EOF'"),
-        (["--setup", "module load x &&"], "expected complete lines of shell, got  'module load x &&'"),
-        (["--setup", "module load x \\"], "expected lines of shell"),
-        (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
-        (["--extra", "--comment=a b"], "'b' is not an option; quote values with blanks"),
-        (
-            ["--extra", "account=abc"],
-            "expected an option of sbatch, e.g. --account=abc123, got 'account=abc'",
-        ),
-        (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (["--nodes", "0"], "0 is not in the range 1<=x<=65000"),
+    (["--ranks-per-node", "70000"], "70000 is not in the range 1<=x<=65000"),
+    (["--cpus-per-rank", "9" * 5000], "is not a valid integer range"),
+    (["--warning", "65536"], "expected 1 to 65000 seconds, got '65536'"),
+    (["--warning", "20h"], "expected 1 to 65000 seconds, got '20h'"),
+    (["--warning", "x"], "expected a time in seconds"),
+    (["--time", "soon"], f"{TIME}'soon'"),
+    (["--time", "2 hrs"], f"{TIME}'2 hrs'"),
+    (["--time", "4294967296"], f"{TIME}'4294967296'"),
+    (["--time", "٣"], f"{TIME}'٣'"),
+    (["--gpus-per-node", "many"], f"{GPUS}'many'"),
+    (["--gpus-per-node", "a100:"], f"{GPUS}'a100:'"),
+    (["--gpus-per-node", "9" * 5000], f"{GPUS}'999"),
+    (["--partition", "a b"], f"{NAMES}'a b'"),
+    (["--partition", "a\n#SBATCH -n9"], f"{NAMES}'a\\n"),
+    (["--partition", ""], f"{NAMES}''"),
+    (["--setup", "echo 'open"], 'expected complete lines of shell, got "echo \'open"'),
+    (["--setup", "cat <<EOF"], "expected complete lines of shell, got  'cat <<EOF'"),
+    (["--setup", "module load x &&"], "expected complete lines of shell, got  'module load x &&'"),
+    (["--setup", "module load x \\"], "expected lines of shell"),
+    (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
+    (["--extra", "--comment=a b"], "'b' is not an option; quote values with blanks"),
+    (["--extra", "account=abc"], "expected an option of sbatch, e.g. --account=abc123, got 'account=abc'"),
+    (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),
+])  # fmt: skip
 def test_invalid_options(arguments, message):
     done = invoke("jobs/saddle.toml", *arguments, "--dry-run")
     assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
@@ -312,19 +300,16 @@ def test_invalid_options(arguments, message):
 ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["rnds=3"], "a job file has no setting 'rnds'"),
-        (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
-        (["--array", "seed=0,"], f"{ARRAY}'seed=0,'"),
-        (["--array", 'run.title="a,b'], ARRAY),
-        (["--array", "record=[[1,2]"], ARRAY),
-        (["--array", "seed"], f"{ARRAY}'seed'"),
-        (["--array", "seed=1,1"], "--array: expected distinct values"),
-        (["--array", "seed=1", "--array", "seed=2"], "--array: got seed twice, expected all values at once"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (["rnds=3"], "a job file has no setting 'rnds'"),
+    (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
+    (["--array", "seed=0,"], f"{ARRAY}'seed=0,'"),
+    (["--array", 'run.title="a,b'], ARRAY),
+    (["--array", "record=[[1,2]"], ARRAY),
+    (["--array", "seed"], f"{ARRAY}'seed'"),
+    (["--array", "seed=1,1"], "--array: expected distinct values"),
+    (["--array", "seed=1", "--array", "seed=2"], "--array: got seed twice, expected all values at once"),
+])  # fmt: skip
 def test_invalid_settings(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["mpifed", "launch", "jobs/saddle.toml", *arguments, "--dry-run"])
     with pytest.raises(SystemExit) as end:
@@ -332,14 +317,11 @@ def test_invalid_settings(arguments, message, monkeypatch, capsys):
     assert end.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 of the ranks would be idle"),
-        (["--gpus-per-node", "2"], "2 GPUs per node for 1 ranks per node: a rank uses one GPU"),
-        (["--time", "2"], "expected a time limit above the warning time of 120 s, got 120 s"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 of the ranks would be idle"),
+    (["--gpus-per-node", "2"], "2 GPUs per node for 1 ranks per node: a rank uses one GPU"),
+    (["--time", "2"], "expected a time limit above the warning time of 120 s, got 120 s"),
+])  # fmt: skip
 def test_warnings(arguments, message):
     assert message in invoke("jobs/saddle.toml", *arguments, "--dry-run").stderr
 
@@ -403,7 +385,7 @@ def test_a_python_without_the_package_is_reported_in_one_sentence(tmp_path):
 
 
 def test_sbatch_does_not_inherit_variables_of_another_job(tmp_path, monkeypatch, sbatch):
-    """And the script's name is not taken for an option or searched on PATH."""
+    """The name of the script is not parsed as an option or searched on PATH."""
     sbatch('echo "$@"\nenv')
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_EXPORT_ENV", "PMIX_RANK", "PMI_SIZE"):
         monkeypatch.setenv(name, "7")

@@ -69,15 +69,10 @@ def test_arguments_are_passed_unchanged(launcher):
     assert ended == 0 and "args: done 0 a  b $(id) *  '\"\\ é\nx\n" in output
 
 
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "set -euo pipefail; IFS=$'\\n\\t'",
-        "shopt -s failglob nullglob",
-        "set -f; IFS=x",
-        "set -o noclobber -o posix",
-    ],
-)
+@pytest.mark.parametrize("setup", [
+    "set -euo pipefail; IFS=$'\\n\\t'", "shopt -s failglob nullglob", "set -f; IFS=x",
+    "set -o noclobber -o posix",
+])  # fmt: skip
 def test_options_of_the_shell(launcher, setup):
     """The second launcher is tried after the first."""
     ended, output, _ = launcher("done", "3", setup=setup, MPIFED_LAUNCHER="other pmix")

@@ -1,4 +1,4 @@
-"""The minimax problems of the experiments: Wasserstein GAN, fair classification, robust training."""
+"""Learning problems: Wasserstein GAN, plain and fair classification, robust training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from oracles import oracle_of, prepared
 from patches import patches_of
 
 from mpifed.core.streams import Stream
+from mpifed.problems import Classification
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.wgan import WGAN
@@ -146,16 +147,31 @@ def test_sets_of_weights_and_perturbation():
     assert torch.equal(ball(near), near)
 
 
-def test_fair_metrics_are_mean_and_worst_accuracy_of_the_classes(patches):
-    problem = prepared(FairClassification(dataset="patches", clients=3))
-    labels = patches.test_labels.clone()
-    guess = labels.clone()
+def test_fair_and_plain_metrics_are_accuracies_of_samples_and_classes(patches):
+    fair = prepared(FairClassification(dataset="patches", clients=3))
+    plain = prepared(Classification(dataset="patches", clients=3))
+    guess = patches.test_labels.clone()
     guess[0], guess[1:10:4] = 1, 2  # one of 7 samples of class 0 wrong, and three of 6 of class 1
-    metrics = problem.metrics({}, {}, torch.nn.functional.one_hot(guess, 4).double())
+    scores = torch.nn.functional.one_hot(guess, 4).double()
     # Means of ratios of small integers.
     expected = {"mean_accuracy": (6 / 7 + 3 / 6 + 1 + 1) / 4, "worst_accuracy": 3 / 6}
-    assert metrics == pytest.approx(expected, abs=1e-15)
-    assert np.isnan(list(problem.metrics({}, {}, torch.full((25, 4), torch.nan)).values())).all()
+    assert fair.metrics({}, {}, scores) == pytest.approx(expected, abs=1e-15)
+    expected = {"accuracy": 21 / 25, "worst_accuracy": 3 / 6}
+    assert plain.metrics({}, scores) == pytest.approx(expected, abs=1e-15)
+    scores[:] = torch.nan
+    assert np.isnan([*fair.metrics({}, {}, scores).values(), *plain.metrics({}, scores).values()]).all()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_loss_of_plain_classification_is_the_mean_cross_entropy_and_half_the_decay(decay):
+    problem = prepared(Classification(dataset="patches", clients=3, model=SMOOTH, weight_decay=decay))
+    x = problem.initial(np.random.default_rng(0))["x"]
+    x = x + 0.3 * torch.from_numpy(np.random.default_rng(1).standard_normal(len(x)))
+    net, (images, labels) = problem.variables().unflatten("x", x), problem.client_data(1)
+    log_shares = torch.log_softmax(problem.model(net, images.double()), dim=1)
+    expected = -log_shares[torch.arange(len(labels)), labels].mean() + decay / 2 * x @ x
+    # Sums of 20 numbers of about one in another order.
+    assert problem.loss(net, (images.double(), labels)).item() == pytest.approx(expected.item(), rel=1e-13)
 
 
 def test_robust_loss_agrees_with_the_paper(patches):

@@ -128,7 +128,7 @@ def test_warnings_and_the_error_that_ends_a_run(start, log, capsys):
     text = "\n".join(log())
     assert re.search(TIME + r"warning: .*test_logs\.py:\d+: RuntimeWarning: the moon is full", text)
     assert re.search(TIME + "warning: a warning of mpifed", text) and re.search(TIME + "a line", text)
-    assert re.search(TIME + "critical: the run has ended on this rank with\nTraceback ", text)
+    assert re.search(TIME + "critical: the run has ended on this rank with an error:\nTraceback ", text)
     assert "KeyError: 'auc'" in text and 'raise KeyError("auc")' in text
     assert capsys.readouterr().err == "mpifed: warning: a warning of mpifed\nmpifed: a line\n"
     assert warnings.showwarning is show

@@ -56,31 +56,24 @@ def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
     return (samples, torch.arange(shape[0], shape[0] - n, -1)) if isinstance(model, RNN) else (samples,)
 
 
-@pytest.mark.parametrize(
-    "model, shape, outputs, number",
-    [
-        (Linear(), IMAGE, 10, 7_850),
-        (MLP(), IMAGE, 10, 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10),
-        (LeNet5(), IMAGE, 10, 61_706),  # LeNet-5 with full connections, as commonly counted
-        (LeNet5(), (3, 32, 32), 10, 61_706 + 2 * 6 * 25),
-        (LeNet5(), IMAGE, 1, 61_706 - 9 * 85),
-        # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10
-        # units
-        (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
-        (
-            CNN7(),
-            (3, 32, 32),
-            1,
-            896 + 9_248 + 18_496 + 36_928 + (64 * 8 * 8 * 512 + 512) + (512 * 128 + 128) + 129,
-        ),
-        (ResNet(), (3, 224, 224), 1000, 25_557_032),  # as published for ResNet-50 with batch normalisation
-        (ResNet(), (3, 64, 64), 1, 25_557_032 - 999 * 2_049),
-        (ResNet(blocks=(3, 4, 23, 3)), (3, 224, 224), 1000, 44_549_160),  # as published for ResNet-101
-        (Conv4(filters=64), (1, 28, 28), 5, 640 + 3 * 36_928 + 325),
-        (RNN(), (40, 300), 2, 4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2) + 2 * 4097),
-        (RNN(cell="lstm"), (40, 300), 2, 4 * (4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2)) + 2 * 4097),
-    ],
-)
+@pytest.mark.parametrize("model, shape, outputs, number", [
+    (Linear(), IMAGE, 10, 7_850),
+    (MLP(), IMAGE, 10, 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10),
+    (LeNet5(), IMAGE, 10, 61_706),  # LeNet-5 with full connections, as commonly counted
+    (LeNet5(), (3, 32, 32), 10, 61_706 + 2 * 6 * 25),
+    (LeNet5(), IMAGE, 1, 61_706 - 9 * 85),
+    # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10
+    # units
+    (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
+    (CNN7(), (3, 32, 32), 1,
+     896 + 9_248 + 18_496 + 36_928 + (64 * 8 * 8 * 512 + 512) + (512 * 128 + 128) + 129),
+    (ResNet(), (3, 224, 224), 1000, 25_557_032),  # as published for ResNet-50 with batch normalisation
+    (ResNet(), (3, 64, 64), 1, 25_557_032 - 999 * 2_049),
+    (ResNet(blocks=(3, 4, 23, 3)), (3, 224, 224), 1000, 44_549_160),  # as published for ResNet-101
+    (Conv4(filters=64), (1, 28, 28), 5, 640 + 3 * 36_928 + 325),
+    (RNN(), (40, 300), 2, 4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2) + 2 * 4097),
+    (RNN(cell="lstm"), (40, 300), 2, 4 * (4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2)) + 2 * 4097),
+])  # fmt: skip
 def test_number_of_parameters(model, shape, outputs, number):
     assert count(model.shapes(shape, outputs)) == number
 
@@ -202,7 +195,7 @@ def test_recurrent_networks_agree_with_torchs_on_bare_sequences(case, cls):
     assert lengths.tolist() == [4, 3, 2, 1]
     net = cls(3, 5, 2, batch_first=True).double()
     net.load_state_dict({name: value for name, value in params.items() if not name.startswith("fc")})
-    samples[1:, 3:] = torch.nan  # what is too small a sequence's end must not be read
+    samples[1:, 3:] = torch.nan  # values after the end of a sequence must not be read
     for row, length, own in zip(samples, lengths, CASES[case][0](params, samples, lengths)):
         state = net(row[None, :length])[0][0, -1]
         # The same operations in float64 on numbers of about one.
@@ -248,18 +241,15 @@ def test_gradients_by_central_differences(case):
         ), name
 
 
-@pytest.mark.parametrize(
-    "model, shape, message",
-    [
-        (LeNet5(), (1, 8, 8), "28 x 28 or 32 x 32, got 8 x 8"),
-        (LeNet5(), (1, 28, 32), "28 x 28 or 32 x 32, got 28 x 32"),
-        (CNN(), (3, 4, 32), "at least 8 x 8, got samples of shape 3 x 4 x 32"),
-        (CNN7(), (20,), "cnn7 with 2 stages takes images"),
-        (Conv4(), (20,), "conv4 takes images"),
-        (ResNet(), (20,), "resnet50 takes images"),
-        (RNN(), (3, 8, 8), "rnn takes sequences"),
-    ],
-)
+@pytest.mark.parametrize("model, shape, message", [
+    (LeNet5(), (1, 8, 8), "28 x 28 or 32 x 32, got 8 x 8"),
+    (LeNet5(), (1, 28, 32), "28 x 28 or 32 x 32, got 28 x 32"),
+    (CNN(), (3, 4, 32), "at least 8 x 8, got samples of shape 3 x 4 x 32"),
+    (CNN7(), (20,), "cnn7 with 2 stages takes images"),
+    (Conv4(), (20,), "conv4 takes images"),
+    (ResNet(), (20,), "resnet50 takes images"),
+    (RNN(), (3, 8, 8), "rnn takes sequences"),
+])  # fmt: skip
 def test_unsuitable_samples_are_refused(model, shape, message):
     with pytest.raises(ValueError, match=message):
         model.shapes(shape, 2)

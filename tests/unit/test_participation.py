@@ -1,4 +1,4 @@
-"""Participation: who is available, how cohorts are drawn, dropouts, traces, and what is refused."""
+"""Participation: availability, sampling of cohorts, dropouts, traces, and invalid settings."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_markov_states_agree_with_the_definition():
     wanted, law = chain(P_OFF, P_ON, 60), {"name": "markov", "p_off": P_OFF, "p_on": P_ON}
     found = selected(rounds=60, availability=law)
     assert found == [np.flatnonzero(one).tolist() for one in wanted]
-    for r in (1, 2, 7, 33, 60):  # as a run that continues asks first
+    for r in (1, 2, 7, 33, 60):  # the first request of a resumed run
         assert participants(availability=law).selected(r, 0).tolist() == found[r - 1]
     back = participants(availability=law)
     assert [back.selected(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
@@ -150,7 +150,7 @@ def test_dropouts_are_drawn_by_client_round_and_phase():
     within(counts, np.array([1, 0.7, 0.7, 0.1, 0]), 2000)
     twice = sum(1 in answers[r, 0] and 1 in answers[r, 1] for r in range(1, 1001))
     within(np.array([twice]), np.array([0.49]), 1000)
-    for r in range(1, 50):  # who else is asked changes nothing
+    for r in range(1, 50):  # independent of the other selected clients
         some = np.array([1, 3])
         assert drawn.participating(r, 0, some).tolist() == [k for k in answers[r, 0] if k in some]
 
@@ -188,24 +188,21 @@ def test_availability_round_trips_through_the_table(tmp_path):
     assert job().table()["participation"] == {"cohort": None, "weights": "uniform"}  # as before laws
 
 
-@pytest.mark.parametrize(
-    "lines, expected",
-    [
-        ("", "expected the columns round,client"),
-        ("rounds,client\n1,0", "did you mean 'round'"),
-        ("client,round\n0,1", "expected the columns round,client"),
-        ("round,client,x\n1,0,2", "expected the columns round,client"),
-        ("1,0\n2,0", "expected the columns round,client"),
-        ("round,client\n\n", "has no rows"),
-        ("round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
-        ("round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
-        ("round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
-        ("round,client\n1;0", "line 2: expected two integers"),
-        ("round,client\n1,0.5", "line 2: expected two integers"),
-        ("round,client\n1,2,3", "line 2: expected two integers"),
-        ("round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
-    ],
-)
+@pytest.mark.parametrize("lines, expected", [
+    ("", "expected the columns round,client"),
+    ("rounds,client\n1,0", "did you mean 'round'"),
+    ("client,round\n0,1", "expected the columns round,client"),
+    ("round,client,x\n1,0,2", "expected the columns round,client"),
+    ("1,0\n2,0", "expected the columns round,client"),
+    ("round,client\n\n", "has no rows"),
+    ("round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
+    ("round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
+    ("round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
+    ("round,client\n1;0", "line 2: expected two integers"),
+    ("round,client\n1,0.5", "line 2: expected two integers"),
+    ("round,client\n1,2,3", "line 2: expected two integers"),
+    ("round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
+])  # fmt: skip
 def test_invalid_traces_are_refused(tmp_path, lines, expected):
     file = tmp_path / "trace.csv"
     file.write_text(lines)
@@ -213,19 +210,16 @@ def test_invalid_traces_are_refused(tmp_path, lines, expected):
         read_trace(str(file), 5, 1)
 
 
-@pytest.mark.parametrize(
-    "lines, expected",
-    [
-        ("round,cohort,client\n1,0,0\n1,2,1", "line 3: a round of the method has 2 cohorts, .* got cohort 2"),
-        ("round,cohort,client\n1,-1,0", "line 2: a round of the method has 2 cohorts, .* got cohort -1"),
-        ("round,cohort,client\n1,0", "line 2: expected three integers, round,cohort,client, got '1,0'"),
-        ("round,cohort,client\n1,a,0", "line 2: expected three integers"),
-        ("round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
-        ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
-        ("round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
-        ("round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
-    ],
-)
+@pytest.mark.parametrize("lines, expected", [
+    ("round,cohort,client\n1,0,0\n1,2,1", "line 3: a round of the method has 2 cohorts, .* got cohort 2"),
+    ("round,cohort,client\n1,-1,0", "line 2: a round of the method has 2 cohorts, .* got cohort -1"),
+    ("round,cohort,client\n1,0", "line 2: expected three integers, round,cohort,client, got '1,0'"),
+    ("round,cohort,client\n1,a,0", "line 2: expected three integers"),
+    ("round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
+    ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
+    ("round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
+    ("round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
+])  # fmt: skip
 def test_invalid_traces_of_cohorts_are_refused(tmp_path, lines, expected):
     file = tmp_path / "trace.csv"
     file.write_text(lines)
@@ -234,7 +228,7 @@ def test_invalid_traces_of_cohorts_are_refused(tmp_path, lines, expected):
 
 
 def test_trace_of_the_cohorts_of_a_round(tmp_path):
-    """Rows in any order; a cohort that it does not name has nobody, and without the column all are alike."""
+    """Rows in any order; cohorts that are not named are empty; without the column, all cohorts are equal."""
     file = tmp_path / "trace.csv"
     file.write_text("round,cohort,client\n3,1,4\n1,0,2\n3,1,0\n3,0,1\n1,1,2\n")
     law = {"name": "trace", "file": str(file)}
@@ -271,16 +265,12 @@ REFUSED = [
     (dict(availability={"name": "bernouli", "probability": 0.5}), "did you mean 'bernoulli'"),
     (dict(availability={"name": "bernoulli", "p": 0.5}), "has no setting 'p'"),
     (dict(availability={"name": "bernoulli", "probability": 1.5}), "probability from 0 to 1.*got 1.5"),
-    (
-        dict(availability={"name": "bernoulli", "probability": "often"}),
-        "probability from 0 to 1.*got 'often'",
-    ),
+    (dict(availability={"name": "bernoulli", "probability": "often"}),
+     "probability from 0 to 1.*got 'often'"),
     (dict(availability={"name": "bernoulli", "probability": [0.5, float("nan"), 1]}), "from 0 to 1.*got nan"),
     (dict(availability={"name": "bernoulli", "probability": []}), "from 0 to 1"),
-    (
-        dict(availability={"name": "bernoulli", "probability": [0.5, 0.5]}),
-        "one per client for 3 clients, got 2",
-    ),
+    (dict(availability={"name": "bernoulli", "probability": [0.5, 0.5]}),
+     "one per client for 3 clients, got 2"),
     (dict(availability={"name": "markov", "p_off": 0, "p_on": 0}), "p_off or p_on above 0"),
     (dict(availability={"name": "markov", "p_off": [0.1, 0.2], "p_on": 0.1}), "p_off: .* got 2"),
     (dict(availability={"name": "cyclic", "blocks": 4}), "expected at most 3, one per client, got 4"),
@@ -289,14 +279,10 @@ REFUSED = [
     (dict(availability={"name": "weighted", "weights": 3.0}, cohort=1), "a list of positive weights"),
     (dict(availability={"name": "weighted", "weights": [1, 0, 2]}, cohort=1), "positive weights.*got 0"),
     (dict(availability={"name": "weighted", "weights": [1, 2]}, cohort=1), "got 2"),
-    (
-        dict(availability={"name": "weighted", "unbiased": True}, cohort=1, dropout=0.1),
-        "unknown with dropout",
-    ),
-    (
-        dict(availability={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
-        "unknown with cohort",
-    ),
+    (dict(availability={"name": "weighted", "unbiased": True}, cohort=1, dropout=0.1),
+     "unknown with dropout"),
+    (dict(availability={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
+     "unknown with cohort"),
     (dict(oversample=2), "needs a cohort"),
     (dict(oversample=2, cohort=3), "cohort of at most 2, got cohort = 3"),
     (dict(oversample=4, cohort=3), "participation.oversample = 4 is more than problem.clients = 3"),
@@ -304,7 +290,7 @@ REFUSED = [
     (dict(dropout=-0.1), "from 0 to 1.*got -0.1"),
     (dict(dropout=[0.1] * 4), "participation.dropout.*got 4"),
     (dict(availability={"name": "trace"}), "file is missing"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings, expected", REFUSED, ids=lambda one: str(one)[:40])
@@ -313,18 +299,14 @@ def test_invalid_settings_are_refused(settings, expected):
         job(**settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(cohort=2),
-        dict(dropout=0.1),
-        dict(availability={"name": "bernoulli", "probability": [1, 1, 0.5]}),
-        dict(availability={"name": "cyclic", "blocks": 2}),
-        dict(availability={"name": "trace", "file": "trace.csv"}),
-        dict(cohort=2, oversample=3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    dict(cohort=2),
+    dict(dropout=0.1),
+    dict(availability={"name": "bernoulli", "probability": [1, 1, 0.5]}),
+    dict(availability={"name": "cyclic", "blocks": 2}),
+    dict(availability={"name": "trace", "file": "trace.csv"}),
+    dict(cohort=2, oversample=3),
+], ids=str)  # fmt: skip
 def test_methods_for_full_participation_refuse_partial_participation(settings):
     method = FGDA(q=2, gamma=0.01, lam=0.01)
     with pytest.raises(ConfigError, match="is defined for full participation only, .*, got participation"):
@@ -337,19 +319,16 @@ def test_methods_for_full_participation_refuse_partial_participation(settings):
         ConfigError, match="LSGD is defined for full participation only, got .*: leave it out"
     ):
         job(LSGD(K=1, eta=0.1), **settings)
-    job(method, availability={"name": "bernoulli", "probability": 1})  # nobody is ever absent
+    job(method, availability={"name": "bernoulli", "probability": 1})  # equals full participation
     job(method, availability={"name": "cyclic", "blocks": 1}, dropout=0)
 
 
-@pytest.mark.parametrize(
-    "law",
-    [
-        "uniform",
-        {"name": "bernoulli", "probability": 0.5},
-        {"name": "markov", "p_off": 0.5, "p_on": 0.5},
-        {"name": "cyclic", "blocks": 4},
-    ],
-)
+@pytest.mark.parametrize("law", [
+    "uniform",
+    {"name": "bernoulli", "probability": 0.5},
+    {"name": "markov", "p_off": 0.5, "p_on": 0.5},
+    {"name": "cyclic", "blocks": 4},
+])  # fmt: skip
 def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     """It is the sum of memory that refuses it."""
     settings = Participation(availability=law, dropout=0.1)
@@ -358,17 +337,14 @@ def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     Participants(settings, SEED, Game(clients=10**15))
 
 
-@pytest.mark.parametrize(
-    "settings, members",
-    [
-        (dict(), 10),
-        (dict(cohort=3), 3),
-        (dict(availability={"name": "bernoulli", "probability": 0.2}), 2),
-        (dict(availability={"name": "cyclic", "blocks": 5}, dropout=0.5), 1),
-        (dict(cohort=4, oversample=8, dropout=0.75), 2),
-        (dict(availability={"name": "markov", "p_off": 0.3, "p_on": 0.3}, cohort=9), 5),
-        (dict(availability={"name": "bernoulli", "probability": 0}), 1),
-    ],
-)
+@pytest.mark.parametrize("settings, members", [
+    (dict(), 10),
+    (dict(cohort=3), 3),
+    (dict(availability={"name": "bernoulli", "probability": 0.2}), 2),
+    (dict(availability={"name": "cyclic", "blocks": 5}, dropout=0.5), 1),
+    (dict(cohort=4, oversample=8, dropout=0.75), 2),
+    (dict(availability={"name": "markov", "p_off": 0.3, "p_on": 0.3}, cohort=9), 5),
+    (dict(availability={"name": "bernoulli", "probability": 0}), 1),
+])  # fmt: skip
 def test_expected_number_of_reporting_clients(settings, members):
     assert Participation(**settings).expected_reports(10) == members

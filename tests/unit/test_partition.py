@@ -151,14 +151,11 @@ def test_positive_ratios_keep_all_classes_and_select_at_random():
         assert above[-1] - above[0] > 250, "not consecutive samples"
 
 
-@pytest.mark.parametrize(
-    ("ratios", "message"),
-    [
-        ([0.1, 0.1], "expected one ratio per client, got 2 for 3 clients"),
-        ([0.1, 0.1, 0.9], "require .* expected at least 1 per client and at most 50 in total"),
-        ([0.1, 0.1, 0.01], "0 for one client"),
-    ],
-)
+@pytest.mark.parametrize(("ratios", "message"), [
+    ([0.1, 0.1], "expected one ratio per client, got 2 for 3 clients"),
+    ([0.1, 0.1, 0.9], "require .* expected at least 1 per client and at most 50 in total"),
+    ([0.1, 0.1, 0.01], "0 for one client"),
+])  # fmt: skip
 def test_impossible_positive_ratios_are_rejected(ratios, message):
     labels = np.repeat([0, 1], [100, 50])
     with pytest.raises(ValueError, match=message):
@@ -264,20 +261,12 @@ def test_clients_that_the_data_set_names(problem):
     assert sum(problem.client_size(client) for client in range(3)) == 30 - held_out
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(clients=3), "which partition = 'iid' would ignore: set problem.partition = \"natural\""),
-        (
-            dict(clients=5, partition="natural"),
-            r"names 3 clients \(east, north, south\), .*: set problem.clients = 3",
-        ),
-        (
-            dict(clients=3, partition="natural", dataset="digits"),
-            "'natural' requires a data set that names the",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(clients=3), "which partition = 'iid' would ignore: set problem.partition = \"natural\""),
+    (dict(clients=5, partition="natural"),
+     r"names 3 clients \(east, north, south\), .*: set problem.clients = 3"),
+    (dict(clients=3, partition="natural", dataset="digits"), "'natural' requires a data set that names the"),
+])  # fmt: skip
 def test_named_clients_and_other_settings_that_conflict(options, message):
     with pytest.raises(ValueError, match=message):
         Classification(**{"dataset": load} | options).prepare(0)

@@ -73,15 +73,12 @@ def test_ten_thousand_clients_on_four_thousand_ranks():
     assert loads.max() == bound and min(placement.counts) >= 1
 
 
-@pytest.mark.parametrize(
-    "problem, settings, counts",
-    [
-        (Game(clients=3), dict(batch_size=0, placement="balanced"), [2, 1]),  # 5, 6 and 7 rows
-        (Game(clients=3), dict(batch_size=0), [1, 2]),
-        (Game(clients=3), dict(batch_size=4, placement="balanced"), [1, 2]),
-        (AsGame(Game(clients=3)), dict(batch_size=0, placement="balanced"), [2, 1]),
-    ],
-)
+@pytest.mark.parametrize("problem, settings, counts", [
+    (Game(clients=3), dict(batch_size=0, placement="balanced"), [2, 1]),  # 5, 6 and 7 rows
+    (Game(clients=3), dict(batch_size=0), [1, 2]),
+    (Game(clients=3), dict(batch_size=4, placement="balanced"), [1, 2]),
+    (AsGame(Game(clients=3)), dict(batch_size=0, placement="balanced"), [2, 1]),
+])  # fmt: skip
 def test_balanced_counts_the_rows_of_full_batches(problem, settings, counts):
     comm = SerialComm()
     comm.size = 2

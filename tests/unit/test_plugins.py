@@ -182,30 +182,21 @@ def test_files_of_the_same_name_and_their_neighbours(tmp_path):
         find_class(f"{tmp_path}/b/b.py:Saddle", "problem")
 
 
-@pytest.mark.parametrize(
-    "source, says",
-    [
-        ("x = (\n", ["SyntaxError: '(' was never closed", 'mine.py", line 1']),
-        ("import no_such_module_at_all\n", ["ModuleNotFoundError: No module named", 'mine.py", line 1']),
-        ("import faulty_neighbour\n", ["SyntaxError", 'mine.py", line 1', 'faulty_neighbour.py", line 1']),
-        ("def f():\n    return 1 / 0\n\n\nf()\n", ["ZeroDivisionError", "line 2, in f", "return 1 / 0"]),
-        ("raise SystemExit(0)\n", ["SystemExit: 0", 'mine.py", line 1']),
-        (PLUGIN + "    d = undefined\n", ["NameError: name 'undefined'", "in Saddle", "d = undefined"]),
-        (
-            PLUGIN + "    def __post_init__(self):\n        self.nothing\n",
-            ["problem Saddle cannot be created: AttributeError", "in __post_init__", "self.nothing"],
-        ),
-        (
-            PLUGIN + "    def __post_init__(self):\n        int('x')\n",
-            ["invalid literal for int()", "in __post_init__", "int('x')"],
-        ),
-        (
-            PLUGIN.replace("class Saddle", "class Sadle"),
-            ["has no 'Saddle': did you mean 'Sadle'? (options: Sadle)"],
-        ),
-        ("class Saddle:\n    pass\n", ["expected a subclass of mpifed.Problem"]),
-    ],
-)
+@pytest.mark.parametrize("source, says", [
+    ("x = (\n", ["SyntaxError: '(' was never closed", 'mine.py", line 1']),
+    ("import no_such_module_at_all\n", ["ModuleNotFoundError: No module named", 'mine.py", line 1']),
+    ("import faulty_neighbour\n", ["SyntaxError", 'mine.py", line 1', 'faulty_neighbour.py", line 1']),
+    ("def f():\n    return 1 / 0\n\n\nf()\n", ["ZeroDivisionError", "line 2, in f", "return 1 / 0"]),
+    ("raise SystemExit(0)\n", ["SystemExit: 0", 'mine.py", line 1']),
+    (PLUGIN + "    d = undefined\n", ["NameError: name 'undefined'", "in Saddle", "d = undefined"]),
+    (PLUGIN + "    def __post_init__(self):\n        self.nothing\n",
+     ["problem Saddle cannot be created: AttributeError", "in __post_init__", "self.nothing"]),
+    (PLUGIN + "    def __post_init__(self):\n        int('x')\n",
+     ["invalid literal for int()", "in __post_init__", "int('x')"]),
+    (PLUGIN.replace("class Saddle", "class Sadle"),
+     ["has no 'Saddle': did you mean 'Sadle'? (options: Sadle)"]),
+    ("class Saddle:\n    pass\n", ["expected a subclass of mpifed.Problem"]),
+])  # fmt: skip
 def test_errors_show_the_lines_of_the_plugin_only(file, source, says, monkeypatch, capsys):
     file.write_text(source)
     file.with_name("faulty_neighbour.py").write_text("def f(:\n")
@@ -247,7 +238,9 @@ def test_classes_of_the_same_name_do_not_replace_each_other(file, tmp_path):
     for first, second in (("Saddle", f"{file}:Saddle"), (f"{file}:Saddle", "Saddle")):
         out = tmp_path / first.replace("/", "_")
         run(first, out)
-        with pytest.raises(CollectiveError, match="problem.name is .*Saddle there and .*Saddle here"):
+        with pytest.raises(
+            CollectiveError, match="problem.name is .*Saddle in the stored run and .*Saddle in this job"
+        ):
             run(second, out, rounds=6)
 
 

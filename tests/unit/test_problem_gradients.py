@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import everything  # noqa: F401  (registers the sentences)
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from mpifed.problems import (
     RobustRegression,
     Saddle,
     SinusoidMAML,
+    TextAUC,
     TwoSidedPL,
 )
 
@@ -74,6 +76,14 @@ LOSSES = {
         28,
         lambda: DeepAUC(dataset="patches", clients=2, model="lenet5", score="sigmoid", imbalance=0.3),
         0.1,
+    ),
+    "auc of texts": (
+        4,
+        lambda: TextAUC(
+            dataset="sentences", clients=2, vectors="random", dimension=4, length=5,
+            model={"name": "rnn", "hidden": 3},
+        ),
+        0.3,
     ),
 }  # fmt: skip
 

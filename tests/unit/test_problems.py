@@ -116,7 +116,7 @@ def test_auc_loss_agrees_with_the_paper(patches, options):
     images, positive, *own = (column[0] for column in oracle.sample(number=0).batch)
     if problem.p == "client":
         ratio = problem.client_data(1)[1].mean().item()
-    else:  # half of the images, or what comes nearest to 0.3 beside 30 negatives
+    else:  # half of the images, or the ratio nearest to 0.3 with 30 negatives
         ratio = 13 / 43 if problem.imbalance else 0.5
     assert bool(own) == (problem.p == "client")
     expected = bracket(problem, x, y, images, positive, ratio)
@@ -160,53 +160,37 @@ def test_auc_starts_at_a_random_network_and_zeros():
     assert all(torch.equal(named[name], value) for name, value in network.items())
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (
-            dict(positive_classes=(1, 2), partition="by_class", model="linear"),
-            "got 2 positive and 8 negative",
-        ),
-        (
-            dict(positive_classes=(1, 10), model="linear"),
-            "the classes 0, 1, .*, 9 of digits, got 1, 10",
-        ),
-        (dict(positive_classes=range(10), model="linear"), "some but not all"),
-        (dict(positive_classes=(), model="linear"), "some but not all"),
-        (dict(imbalance=0.9, model="linear"), "requires 6597 positives"),
-        (dict(model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (dict(positive_classes=(1, 2), partition="by_class", model="linear"), "got 2 positive and 8 negative"),
+    (dict(positive_classes=(1, 10), model="linear"), "the classes 0, 1, .*, 9 of digits, got 1, 10"),
+    (dict(positive_classes=range(10), model="linear"), "some but not all"),
+    (dict(positive_classes=(), model="linear"), "some but not all"),
+    (dict(imbalance=0.9, model="linear"), "requires 6597 positives"),
+    (dict(model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
+])  # fmt: skip
 def test_auc_settings_inconsistent_with_the_data_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         prepared(DeepAUC(dataset="digits", **options))
 
 
-@pytest.mark.parametrize(
-    "name, settings, message",
-    [
-        ("DeepAUC", {"dataset": "mnits"}, "did you mean 'mnist'"),
-        ("DeepAUC", {}, "dataset is missing"),
-        ("DeepAUC", {"dataset": "mnist", "imbalance": 1.0}, "less than 1"),
-        ("Saddle", {"dim": 3}, "no setting 'dim'"),
-        ("Saddle", {"tau": 0}, "greater than 0"),
-        ("WGAN", {"lam": 0}, "greater than 0"),
-        ("FairClassification", {}, "dataset is missing"),
-        ("RobustRegression", {"dataset": "digits", "radius": -1}, "greater than 0"),
-        ("RobustRegression", {"dataset": "digits", "epsilon": 1}, "no setting 'epsilon'"),
-        ("Classification", {"dataset": "digits", "weight_decay": -1}, "greater than or equal to 0"),
-        ("TextAUC", {"dataset": "sst"}, "did you mean 'sst2'"),
-        ("TextAUC", {"dataset": "sentences", "model": "lenet5"}, "unknown model 'lenet5'"),
-        ("TextAUC", {"dataset": "sentences", "length": 0}, "greater than or equal to 1"),
-        ("FedAvg", {"K": 1, "eta": 0.1, "server": "adm"}, "unknown server 'adm': did you mean 'adam'"),
-        ("FedAvg", {"K": 1, "eta": 0.1, "server": {"name": "yogi", "tau": 0}}, "greater than 0"),
-        (
-            "FedAvg",
-            {"K": 1, "eta": 0.1, "server": {"name": "adagrad", "beta_2": 0.9}},
-            "no setting 'beta_2'",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name, settings, message", [
+    ("DeepAUC", {"dataset": "mnits"}, "did you mean 'mnist'"),
+    ("DeepAUC", {}, "dataset is missing"),
+    ("DeepAUC", {"dataset": "mnist", "imbalance": 1.0}, "less than 1"),
+    ("Saddle", {"dim": 3}, "no setting 'dim'"),
+    ("Saddle", {"tau": 0}, "greater than 0"),
+    ("WGAN", {"lam": 0}, "greater than 0"),
+    ("FairClassification", {}, "dataset is missing"),
+    ("RobustRegression", {"dataset": "digits", "radius": -1}, "greater than 0"),
+    ("RobustRegression", {"dataset": "digits", "epsilon": 1}, "no setting 'epsilon'"),
+    ("Classification", {"dataset": "digits", "weight_decay": -1}, "greater than or equal to 0"),
+    ("TextAUC", {"dataset": "sst"}, "did you mean 'sst2'"),
+    ("TextAUC", {"dataset": "sentences", "model": "lenet5"}, "unknown model 'lenet5'"),
+    ("TextAUC", {"dataset": "sentences", "length": 0}, "greater than or equal to 1"),
+    ("FedAvg", {"K": 1, "eta": 0.1, "server": "adm"}, "unknown server 'adm': did you mean 'adam'"),
+    ("FedAvg", {"K": 1, "eta": 0.1, "server": {"name": "yogi", "tau": 0}}, "greater than 0"),
+    ("FedAvg", {"K": 1, "eta": 0.1, "server": {"name": "adagrad", "beta_2": 0.9}}, "no setting 'beta_2'"),
+])  # fmt: skip
 def test_settings_are_checked(name, settings, message):
     with pytest.raises(ValueError, match=message):
         build((PROBLEMS | ALGORITHMS)[name], settings, "problem")

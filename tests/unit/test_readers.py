@@ -199,21 +199,13 @@ CSV = TextColumns("part.csv", 3, text=2, label=0, labels={"0": 0, "2": None, "4"
 QUOTED = '0,7,plain\n4,8,"a ""quoted"", cell\nof two lines"\n2,9,neither\n'
 
 
-@pytest.mark.parametrize(
-    ("form", "content", "texts", "labels"),
-    [
-        (
-            TAB,
-            'sentence\tlabel\nit "is\t1\nso , so \t0\nécru\t1\n',
-            ['it "is', "so , so ", "écru"],
-            [1, 0, 1],
-        ),
-        (CSV, QUOTED, ["plain", 'a "quoted", cell\nof two lines'], [0, 1]),
-        (CSV, "target,id,text\n" + QUOTED, ["plain", 'a "quoted", cell\nof two lines'], [0, 1]),
-        (dataclasses.replace(CSV, encoding="latin-1"), b"4,1,caf\xe9\n", ["café"], [1]),
-        (TextLines("part.0", "part.1"), "so bad\nworse .\n", ["so bad", "worse .", "fine"], [0, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("form", "content", "texts", "labels"), [
+    (TAB, 'sentence\tlabel\nit "is\t1\nso , so \t0\nécru\t1\n', ['it "is', "so , so ", "écru"], [1, 0, 1]),
+    (CSV, QUOTED, ["plain", 'a "quoted", cell\nof two lines'], [0, 1]),
+    (CSV, "target,id,text\n" + QUOTED, ["plain", 'a "quoted", cell\nof two lines'], [0, 1]),
+    (dataclasses.replace(CSV, encoding="latin-1"), b"4,1,caf\xe9\n", ["café"], [1]),
+    (TextLines("part.0", "part.1"), "so bad\nworse .\n", ["so bad", "worse .", "fine"], [0, 0, 1]),
+])  # fmt: skip
 def test_texts(tmp_path, form, content, texts, labels):
     name = form.file if isinstance(form, TextColumns) else form.negative
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -238,13 +230,10 @@ def labelled(**changes) -> Labelled:
 
 
 @pytest.mark.parametrize("part", ["train", "test", "validation"])
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (torch.ones(3, 3), "expected one label per sample, found 3 samples and 2 labels"),
-        (torch.tensor([[1.0, 2, 3], [1, float("nan"), 3]]), "expected finite numbers, found nan in row 1"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "message"), [
+    (torch.ones(3, 3), "expected one label per sample, found 3 samples and 2 labels"),
+    (torch.tensor([[1.0, 2, 3], [1, float("nan"), 3]]), "expected finite numbers, found nan in row 1"),
+])  # fmt: skip
 def test_every_split_is_checked(part, samples, message):
     with pytest.raises(DataError, match=f"^{part}: {message}$"):
         labelled(**{part: samples})
@@ -280,29 +269,22 @@ def test_columns_and_labels_of_the_published_texts():
         assert len(cells) == one.columns and cells[one.text] == text and one.labels[cells[one.label]] == label
 
 
-@pytest.mark.parametrize(
-    ("name", "folder", "train", "test"),
-    [
-        (
-            "mnist",
-            "mnist",
-            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
-            [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
-        ),
-        ("fashion-mnist", "fashion-mnist", [6000] * 10, [1000] * 10),
-        ("cifar100-subset", "cifar100_subset", [30] * 100, [10] * 100),
-        ("tiny-imagenet", "tiny-imagenet-200_subset", [50] * 50, [10] * 50),
-        ("pneumoniamnist", "medmnist", [1_214, 3_494], [234, 390]),
-        ("a9a", "libsvm", [24_720, 7_841], [12_435, 3_846]),
-        ("w8a", "libsvm", [38_616, 1_184], [9_654, 295]),
-        ("mushrooms", "libsvm", [3_151, 3_349], [765, 859]),
-        ("phishing", "libsvm", [3_927, 4_917], [971, 1_240]),
-        ("sst2", "sst2", [29_780, 37_569], [428, 444]),
-        ("sentiment140", "sentiment140", [9_942, 10_058], [177, 182]),
-        ("yelp-sentences", "yelp", [25_278, 38_205], [50_278, 76_392]),
-        ("yelp-reviews", "yelp", None, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "folder", "train", "test"), [
+    ("mnist", "mnist", [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+     [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
+    ("fashion-mnist", "fashion-mnist", [6000] * 10, [1000] * 10),
+    ("cifar100-subset", "cifar100_subset", [30] * 100, [10] * 100),
+    ("tiny-imagenet", "tiny-imagenet-200_subset", [50] * 50, [10] * 50),
+    ("pneumoniamnist", "medmnist", [1_214, 3_494], [234, 390]),
+    ("a9a", "libsvm", [24_720, 7_841], [12_435, 3_846]),
+    ("w8a", "libsvm", [38_616, 1_184], [9_654, 295]),
+    ("mushrooms", "libsvm", [3_151, 3_349], [765, 859]),
+    ("phishing", "libsvm", [3_927, 4_917], [971, 1_240]),
+    ("sst2", "sst2", [29_780, 37_569], [428, 444]),
+    ("sentiment140", "sentiment140", [9_942, 10_058], [177, 182]),
+    ("yelp-sentences", "yelp", [25_278, 38_205], [50_278, 76_392]),
+    ("yelp-reviews", "yelp", None, None),
+])  # fmt: skip
 def test_official_files(name, folder, train, test):
     """Samples per class, as the home pages state, where the files are available."""
     data = {**DATASETS, **TEXTS}[name](real(folder))

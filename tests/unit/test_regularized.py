@@ -47,7 +47,7 @@ def regularized(config, **settings):
     ids=lambda m: type(m).__name__,
 )
 def test_the_terms_equal_those_of_a_loss(method, group, tmp_path):
-    """With minibatches and noise, also for a minimax problem seen as a game."""
+    """With minibatches and noise, also for a minimax problem solved as a VI."""
     plain, written = (
         configuration(method, one, tmp_path, rounds=4, group=group) for one in (Game(), Terms())
     )
@@ -133,23 +133,14 @@ def test_regularisation_is_not_communicated(tmp_path):
     assert totals[0] == totals[1]
 
 
-@pytest.mark.parametrize(
-    "changes, error",
-    [
-        ({"regularize": {}}, "needs x or y, the weight of a term"),
-        ({"regularize": {"y": 1.0, "stage": 3}}, "stage updates the centre of x: it needs the weight x"),
-        ({"regularize": {"z": 1.0}}, "[regularize] has no setting 'z'"),
-        ({"regularize": {"x": -1.0}}, "regularize.x: "),
-        (
-            {
-                "regularize": {"x": 1.0},
-                "problem": "AffineGame",
-                "algorithm": {"name": "LSGD", "K": 2, "eta": 0.1},
-            },
-            "[regularize] is for minimax problems, but AffineGame has the family 'operator'",
-        ),
-    ],
-)
+@pytest.mark.parametrize("changes, error", [
+    ({"regularize": {}}, "needs x or y, the weight of a term"),
+    ({"regularize": {"y": 1.0, "stage": 3}}, "stage updates the centre of x: it needs the weight x"),
+    ({"regularize": {"z": 1.0}}, "[regularize] has no setting 'z'"),
+    ({"regularize": {"x": -1.0}}, "regularize.x: "),
+    ({"regularize": {"x": 1.0}, "problem": "AffineGame", "algorithm": {"name": "LSGD", "K": 2, "eta": 0.1}},
+     "[regularize] is for minimax problems, but AffineGame has the family 'operator'"),
+])  # fmt: skip
 def test_invalid_settings(changes, error):
     table = {
         "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},

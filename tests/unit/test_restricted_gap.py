@@ -8,7 +8,7 @@ from mpifed.core.sets import L1, Ball, Box, Indicator, L1Box, Nuclear, Simplex, 
 from mpifed.problems import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.restricted_gap import OUTSIDE, maximize_on_ball, restricted_gap
 
-TOLERANCE = 1e-6  # that the bounds are asked for
+TOLERANCE = 1e-6  # default tolerance of the bounds
 PHIS = {
     "zero": Zero(),
     "l1": L1(lam=0.8),

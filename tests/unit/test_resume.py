@@ -140,7 +140,7 @@ def test_settings_that_may_change(done):
 
 
 def test_fewer_rounds_than_completed(folder, without_checkpoints):
-    expect_refusal(folder, "has already completed round 6; rounds = 5 is too small", rounds=5)
+    expect_refusal(folder, "has already completed round 6: expected rounds of at least 6, got 5", rounds=5)
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])

@@ -41,7 +41,7 @@ class Rows(Minimisation):
 
 
 class Own(Rows):
-    """Makes its own samples."""
+    """Generates its samples."""
 
     def client_data(self, client):
         return ()
@@ -100,7 +100,7 @@ def test_generated_samples_depend_only_on_their_addresses(limits):
 
 @pytest.mark.parametrize("few", [1, 100, sampling.MIN_DRAWN])
 def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
-    """Whoever takes part, and back to an earlier round."""
+    """For any cohort, and after a return to an earlier round."""
     monkeypatch.setattr(sampling, "MIN_DRAWN", few)
     everyone, some = np.arange(CLIENTS), np.array([1, 4, 5])
     sampler = sampler_of(noise=Gaussian(0.5))
@@ -148,7 +148,7 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
 
 
 def test_full_batches_are_the_data():
-    """Of clients with as many rows, and of a copy beside one."""
+    """For clients with equal numbers of rows, including a client that is selected twice."""
     problem = Rows()
     problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
     sampler = Sampler(problem, range(CLIENTS), 0, 0, None, WIDTH, torch.float64, torch.device("cpu"))
@@ -159,7 +159,7 @@ def test_full_batches_are_the_data():
 
 
 class Network(Minimisation):
-    """Clients of one network at points of their own."""
+    """Clients that train the same network from different points."""
 
     def __init__(self, model, shape, clients):
         self.model, self.shape, self.clients = model, shape, clients
@@ -179,7 +179,7 @@ class Network(Minimisation):
 
 
 def gradients_of(problem, dtype, group, rows):
-    """Of the first ``rows`` clients, each at its own point."""
+    """Return the gradients of the first ``rows`` clients, each at its own point."""
     sampler = Sampler(problem, range(problem.clients), 0, BATCH, None, 0, dtype, torch.device("cpu"))
     sampler.begin_round(1)
     sampler.select_members(np.arange(problem.clients))
@@ -225,7 +225,7 @@ def test_bits_of_a_single_client_copied_and_viewed(monkeypatch, name):
 
 @pytest.mark.parametrize("large, batched", [(0, False), (2**40, False), (0, True)])
 def test_gradients_are_not_overwritten(monkeypatch, large, batched):
-    """A method keeps a gradient, and a point, while it asks for the next."""
+    """A method may store a gradient and a point while it computes the next gradient."""
     monkeypatch.setattr(autodiff, "LARGE", large)
     sampler = sampler_of()
     oracle = ORACLES["minimax"](Rows(), sampler, batched)
@@ -276,7 +276,7 @@ def test_allocator_settings_respect_the_environment(own, calls):
 
 
 class Counted(Rows):
-    """Keeps weak hold of what it hands out, and counts it."""
+    """Counts its calls and the bytes of returned data that are still referenced."""
 
     def __init__(self, sizes, told=None, dtypes=(torch.float32,)):
         self.rows, self.told, self.dtypes = sizes, told, dtypes
@@ -294,7 +294,7 @@ class Counted(Rows):
 
 
 class Telling(Counted):
-    """Says how many rows there are, not always rightly."""
+    """Declares the number of rows, not always correctly."""
 
     def client_size(self, client):
         return (self.told or self.rows)[client]
@@ -319,7 +319,7 @@ def test_data_are_contiguous_and_loaded_once(kind, told, types):
 
 @pytest.mark.parametrize("kind", [Counted, Telling])
 def test_loading_does_not_copy_all_data(kind):
-    """Beside the one that is filled, the data of a client and of the one before it."""
+    """In addition to the result, at most the data of two clients are in memory."""
     problem = kind((1000,) * 50)
     (data,), _ = load_client_data(problem, np.arange(50), torch.as_tensor)
     assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000

@@ -83,26 +83,16 @@ def test_matrices_dominate_rho(name, values, refreshes):
         assert (A >= matrix.rho).all()
 
 
-@pytest.mark.parametrize(
-    "setting, says",
-    [
-        (dict(varrho=1), "expected a decay below 1 at every step, got 1.0"),
-        (dict(varrho=-0.1), "expected a finite number >= 0 or a schedule, got -0.1"),
-        (
-            dict(varrho={"name": "power", "scale": 1.5}),
-            "expected a decay below 1 at every step, got 1.5",
-        ),
-        (
-            dict(varrho={"name": "steps", "value": 0.5, "boundaries": [3], "factor": 2.0}),
-            "expected a decay below 1 at every step, got 1.0",
-        ),
-        (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: use 'power'"),
-        (
-            dict(varrho={"name": "power", "scale": 0.5}, bias_correction=True),
-            "expected a constant varrho, got a schedule",
-        ),
-    ],
-)
+@pytest.mark.parametrize("setting, says", [
+    (dict(varrho=1), "expected a decay below 1 at every step, got 1.0"),
+    (dict(varrho=-0.1), "expected a finite number >= 0 or a schedule, got -0.1"),
+    (dict(varrho={"name": "power", "scale": 1.5}), "expected a decay below 1 at every step, got 1.5"),
+    (dict(varrho={"name": "steps", "value": 0.5, "boundaries": [3], "factor": 2.0}),
+     "expected a decay below 1 at every step, got 1.0"),
+    (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: use 'power'"),
+    (dict(varrho={"name": "power", "scale": 0.5}, bias_correction=True),
+     "expected a constant varrho, got a schedule"),
+])  # fmt: skip
 def test_a_decay_stays_below_one(setting, says):
     with pytest.raises(ConfigError) as refused:
         AdaFGDA(q=2, matrix={"name": "adam", **setting})
@@ -151,6 +141,22 @@ def test_barzilai_borwein_measures_curvature():
     assert A.item() == 3.5
     _, A = matrix(moments, 6 * x, 2 * x + 1e-17, 3)
     assert A.item() == 3.5
+
+
+@pytest.mark.parametrize("dtype, small", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_small_steps_are_used_and_rounding_errors_ignored(dtype, small):
+    """w = 3 x: a relative step of ``small`` gives 3 to eps / ``small``; one of 4 eps the last quotient."""
+    matrix, eps = BarzilaiBorwein(rho=0.5), torch.finfo(dtype).eps
+    x = torch.tensor([1.0, 2.0], dtype=dtype)
+    seven = torch.tensor([7.0], dtype=dtype)
+    start = matrix.set_reference((0 * x, 0 * x, seven, torch.zeros_like(seven)), 3 * x, x)
+    _, A = matrix(start, 3 * (x * (1 + small)), x * (1 + small), 1)
+    assert A.item() == pytest.approx(3.5, rel=20 * eps / small)
+    moved = x * (1 + 4 * eps)
+    assert not torch.equal(moved, x)
+    moments, A = matrix(start, 3 * moved, moved, 1)
+    assert A.item() == 7.5
+    assert torch.equal(moments[1], moved)  # the next step is measured from here
 
 
 def test_the_box_reading_warns_if_no_new_gradient_is_evaluated():

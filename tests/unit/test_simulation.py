@@ -1,4 +1,4 @@
-"""Simulations from Python, the interval between evaluations, and blocks of which clients have own copies."""
+"""Simulations from Python, the interval between evaluations, and blocks with one copy per client."""
 
 import pytest
 import torch

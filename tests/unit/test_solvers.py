@@ -19,7 +19,7 @@ def quadratic(d: int, seed: int = 0):
 
 
 class Counted:
-    """A field that counts how often it is asked."""
+    """A field that counts its evaluations."""
 
     def __init__(self, field):
         self.field, self.calls = field, 0

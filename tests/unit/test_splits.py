@@ -27,13 +27,8 @@ from mpifed.problems import (
 from mpifed.storage import results
 
 LEARNING = [
-    AffineShift,
-    Classification,
-    DeepAUC,
-    DistributionallyRobust,
-    FairClassification,
-    RobustRegression,
-]
+    AffineShift, Classification, DeepAUC, DistributionallyRobust, FairClassification, RobustRegression,
+]  # fmt: skip
 
 
 def prepared(problem, seed=0):

@@ -112,15 +112,12 @@ def test_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
     assert torch.equal(point(again), whole)
 
 
-@pytest.mark.parametrize(
-    "owner, name, call, after",
-    [
-        (sys.modules["mpifed.simulation.simulation"], "prepare", 1, 1),  # set-up
-        (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
-        (simulation.Simulation, "evaluate", 2, 6),  # of round 5
-        (checkpoint, "write", 1, 4),  # of round 3
-    ],
-)
+@pytest.mark.parametrize("owner, name, call, after", [
+    (sys.modules["mpifed.simulation.simulation"], "prepare", 1, 1),  # set-up
+    (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
+    (simulation.Simulation, "evaluate", 2, 6),  # of round 5
+    (checkpoint, "write", 1, 4),  # of round 3
+])  # fmt: skip
 def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after):
     send(signal.SIGUSR1, owner, name, call)
     assert signalled(tmp_path).stopped == f"a signal after round {after}"

@@ -122,18 +122,13 @@ def test_plugins_with_the_same_class_name_are_distinguished():
     assert alike[::-1] == named("y/a.py:Mine", "x/a.py:Mine")
 
 
-@pytest.mark.parametrize(
-    "overrides, says",
-    [
-        (["sweep=5"], "has no \\[sweep\\]"),
-        (
-            ["sweep.algorithm={name='FGDA', q=2, gama=1}"],
-            "seed=0: algorithm has no setting 'gama': did you mean 'gamma'",
-        ),
-        (["sweep.rounds=[1, 0]"], "rounds=0: rounds: Input should be"),
-        (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
-    ],
-)
+@pytest.mark.parametrize("overrides, says", [
+    (["sweep=5"], "has no \\[sweep\\]"),
+    (["sweep.algorithm={name='FGDA', q=2, gama=1}"],
+     "seed=0: algorithm has no setting 'gama': did you mean 'gamma'"),
+    (["sweep.rounds=[1, 0]"], "rounds=0: rounds: Input should be"),
+    (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
+])  # fmt: skip
 def test_errors_are_reported_before_any_run(job, tmp_path, overrides, says):
     with pytest.raises(ConfigError, match=says):
         variants(job, overrides)

@@ -71,18 +71,14 @@ def plant(folder, seed=0, stopped=EVIL, method=EVIL):
     return run
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(["status", EVIL], ["status", "--json", EVIL], ["status", f"{EVIL}.toml"]),
-        *(["report", EVIL, "--out", "out"], ["report", "--cite", EVIL]),
-        *([name, f"{EVIL}/{EVIL}0"] for name in ("resume", "info")),
-        ["export", f"{EVIL}/{EVIL}0", "--to", "m.safetensors"],
-        *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "measure", "launch")),
-        ["check", f"./{EVIL}.py:{EVIL}"],
-    ],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize("words", [
+    *(["status", EVIL], ["status", "--json", EVIL], ["status", f"{EVIL}.toml"]),
+    *(["report", EVIL, "--out", "out"], ["report", "--cite", EVIL]),
+    *([name, f"{EVIL}/{EVIL}0"] for name in ("resume", "info")),
+    ["export", f"{EVIL}/{EVIL}0", "--to", "m.safetensors"],
+    *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "measure", "launch")),
+    ["check", f"./{EVIL}.py:{EVIL}"],
+], ids=lambda words: words[0])  # fmt: skip
 def test_commands_escape_control_characters(command, tmp_path, monkeypatch, words):
     """Runs with control characters in every text, in folders and job files with such names."""
     monkeypatch.chdir(tmp_path)

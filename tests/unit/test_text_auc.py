@@ -14,8 +14,6 @@ from mpifed import run
 from mpifed.algorithms import FedNSGDAM
 from mpifed.base.settings import build
 from mpifed.core.noise import OracleOptions
-from mpifed.core.oracle import MinimaxOracle
-from mpifed.core.sampling import Sampler
 from mpifed.data import TEXTS, DataError, Texts
 from mpifed.data.texts import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
 from mpifed.models import RNN
@@ -52,15 +50,12 @@ def archive(folder, words, vectors, name=VECTORS):
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        ("It's GOOD, isn’t it?", ["it's", "good", "isn't", "it"]),
-        ("does n't -- 'quoted' rock'n'roll", ["does", "n't", "quoted", "rock'n'roll"]),
-        ("Café n°5 under_score a1 ", ["café", "n", "5", "under", "score", "a1"]),
-        (" ... !", []),
-    ],
-)
+@pytest.mark.parametrize("text, words", [
+    ("It's GOOD, isn’t it?", ["it's", "good", "isn't", "it"]),
+    ("does n't -- 'quoted' rock'n'roll", ["does", "n't", "quoted", "rock'n'roll"]),
+    ("Café n°5 under_score a1 ", ["café", "n", "5", "under", "score", "a1"]),
+    (" ... !", []),
+])  # fmt: skip
 def test_words_are_runs_of_letters_and_digits_in_lower_case(text, words):
     assert words_of(text) == words
 
@@ -90,15 +85,12 @@ def test_vectors_of_an_archive_and_of_texts_are_the_same(tmp_path):
         ]
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("good 1 2 3\nbad 1 2\n", "2 numbers instead of 3 in line 2"),
-        ("good 1 2 3\nfilm 1 x 3\n", "could not convert .* in line 2"),
-        ("other 1 2 3\n", "found none"),
-        ("", "found none"),
-    ],
-)
+@pytest.mark.parametrize("content, message", [
+    ("good 1 2 3\nbad 1 2\n", "2 numbers instead of 3 in line 2"),
+    ("good 1 2 3\nfilm 1 x 3\n", "could not convert .* in line 2"),
+    ("other 1 2 3\n", "found none"),
+    ("", "found none"),
+])  # fmt: skip
 def test_damaged_vectors_are_refused(tmp_path, content, message):
     (tmp_path / "wordvectors").mkdir()
     (tmp_path / "wordvectors" / "mine.txt").write_text(content)
@@ -184,31 +176,6 @@ def test_classes_that_are_not_listed_are_left_out():
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)  # kernels add in another order
     with pytest.raises(ValueError, match="3 are both in positive_classes and in negative_classes"):
         DeepAUC(**{**settings, "negative_classes": (3, 5)}).prepare(0)
-
-
-def test_gradients_by_central_differences():
-    problem = prepared()
-    x, y = point(problem)
-    sampler = Sampler(problem, [0, 1], 0, 4, None, 0, torch.float64, "cpu")
-    oracle = MinimaxOracle(problem, sampler, True)
-    oracle.select_clients(slice(0, 2))
-    xi, h, blocks = oracle.sample(number=0), 1e-6, problem.variables()
-    gx, gy = oracle.grad(x, y, xi)
-    for k in range(2):
-        batch = tuple(column[k] for column in xi.batch)
-
-        def value(x, y, batch=batch):
-            return problem.loss(blocks.unflatten("x", x), blocks.unflatten("y", y), batch).item()
-
-        for j in np.random.default_rng(k).permutation(len(x))[:15]:
-            step = torch.zeros(len(x)).double()
-            step[j] = h
-            # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about one, over h.
-            assert (value(x + step, y) - value(x - step, y)) / (2 * h) == pytest.approx(
-                gx[k, j].item(), abs=1e-8
-            )
-        assert (value(x, y + h) - value(x, y - h)) / (2 * h) == pytest.approx(gy[k, 0].item(), abs=1e-8)
-    assert gx.abs().max() > 1e-2 and gy.abs().max() > 1e-2  # far above the tolerance
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Theorems in jobs: what they fill in, where the constants come from, what is stored and what is refused."""
+"""Theorems in jobs: prescribed settings, sources of constants, stored tables, and invalid settings."""
 
 import copy
 import math
@@ -93,14 +93,11 @@ def test_schedules_and_several_settings():
     )
 
 
-@pytest.mark.parametrize(
-    "noise, sigma",
-    [
-        (None, 0.0),
-        ({"name": "gaussian", "scale": 0.3}, 0.3 * 2),
-        ({"name": "student_t", "nu": 4.0, "scale": 0.3}, 0.3 * math.sqrt(2 * 4)),
-    ],
-)
+@pytest.mark.parametrize("noise, sigma", [
+    (None, 0.0),
+    ({"name": "gaussian", "scale": 0.3}, 0.3 * 2),
+    ({"name": "student_t", "nu": 4.0, "scale": 0.3}, 0.3 * math.sqrt(2 * 4)),
+])  # fmt: skip
 def test_sigma_of_noise_includes_the_dimension(noise, sigma):
     table = changed(GAME, ("oracle", {"noise": noise} if noise else {}))
     assert Config.from_table(table).theory["sigma"] == pytest.approx(sigma)
@@ -131,39 +128,22 @@ def test_resumed_run_keeps_its_step(tmp_path):
     assert longer.config["algorithm"] == first.config["algorithm"]
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ([("algorithm.eta.of", "wang-kale-9")], "theory.of: unknown theorem 'wang-kale-9': did you mean"),
-        ([("algorithm.eta", "theorem")], 'theory.of is missing, e.g. theory.of = "wang-kale-1"'),
-        (
-            [("algorithm.eta.of", "wang-kale-6")],
-            "wang-kale-6 is about LSGD, not LESGD, whose theorems are wang",
-        ),
-        ([("algorithm.eta.l", 1.0)], "wang-kale-2 has no constant 'l': "),
-        ([("algorithm.eta.L", "big")], "theory: wang-kale-2: L: expected a finite number >= 0, got 'big'"),
-        ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
-        (
-            [("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})],
-            "does not prescribe 'K': (options: eta)",
-        ),
-        (
-            [("theory", "wang-kale-2")],
-            "[theory]: expected a table with the name of a theorem, of = ..., got 'wang",
-        ),
-        ([("theory.times", 3)], "theory.times: expected a table of settings and factors, got 3"),
-        ([("theory.of", "wang-kale-1")], "two values of of: 'wang-kale-1' and 'wang-kale-2'"),
-        (
-            [("algorithm.eta.of", "wang-kale-24")],
-            "wang-kale-24 needs xi, which neither the job nor the problem",
-        ),
-        (
-            [("problem", {"name": "Bilinear", "phi": {"name": "l1", "lam": 0.1}})],
-            "wang-kale-2 needs D, which",
-        ),
-        ([("oracle.noise", {"name": "student_t", "nu": 1.5})], "wang-kale-2 needs sigma, which"),
-    ],
-)
+@pytest.mark.parametrize("changes, words", [
+    ([("algorithm.eta.of", "wang-kale-9")], "theory.of: unknown theorem 'wang-kale-9': did you mean"),
+    ([("algorithm.eta", "theorem")], 'theory.of is missing, e.g. theory.of = "wang-kale-1"'),
+    ([("algorithm.eta.of", "wang-kale-6")], "wang-kale-6 is about LSGD, not LESGD, whose theorems are wang"),
+    ([("algorithm.eta.l", 1.0)], "wang-kale-2 has no constant 'l': "),
+    ([("algorithm.eta.L", "big")], "theory: wang-kale-2: L: expected a finite number >= 0, got 'big'"),
+    ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
+    ([("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})], "does not prescribe 'K': (options: eta)"),
+    ([("theory", "wang-kale-2")],
+     "[theory]: expected a table with the name of a theorem, of = ..., got 'wang"),
+    ([("theory.times", 3)], "theory.times: expected a table of settings and factors, got 3"),
+    ([("theory.of", "wang-kale-1")], "two values of of: 'wang-kale-1' and 'wang-kale-2'"),
+    ([("algorithm.eta.of", "wang-kale-24")], "wang-kale-24 needs xi, which neither the job nor the problem"),
+    ([("problem", {"name": "Bilinear", "phi": {"name": "l1", "lam": 0.1}})], "wang-kale-2 needs D, which"),
+    ([("oracle.noise", {"name": "student_t", "nu": 1.5})], "wang-kale-2 needs sigma, which"),
+])  # fmt: skip
 def test_incomplete_theory_is_refused(changes, words):
     with pytest.raises(ConfigError) as error:
         Config.from_table(changed(GAME, *changes))

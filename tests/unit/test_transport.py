@@ -69,22 +69,19 @@ def test_a_missing_gpu_is_an_error(monkeypatch):
 OWN, SHARED, NO_NCCL = [[11, 1], [12, 1], [13, 1]], [[11, 1], [12, 1], [11, 1]], [[11, 1], [12, 0], [13, 1]]
 
 
-@pytest.mark.parametrize(
-    "ranks, nodes, exact, expected",
-    [
-        (OWN, 0, False, "nccl"),
-        (SHARED, 0, False, "host"),
-        (NO_NCCL, 0, False, "host"),
-        (OWN, 0, True, "host"),
-        ([[11, 1]], 0, False, "none"),
-        ([[0, 1]], 0, False, "none"),
-        ([[0, 1]] * 3, 0, False, "shm"),
-        ([[0, 1]] * 3, 0, True, "shm"),
-        ([[0, 1]] * 3, [0, 0, 2], True, "shm"),
-        ([[0, 1]] * 3, [0, 1, 2], True, "host"),
-        ([[0, 1]] * 3, [0, 1, 0], True, "host"),
-    ],
-)
+@pytest.mark.parametrize("ranks, nodes, exact, expected", [
+    (OWN, 0, False, "nccl"),
+    (SHARED, 0, False, "host"),
+    (NO_NCCL, 0, False, "host"),
+    (OWN, 0, True, "host"),
+    ([[11, 1]], 0, False, "none"),
+    ([[0, 1]], 0, False, "none"),
+    ([[0, 1]] * 3, 0, False, "shm"),
+    ([[0, 1]] * 3, 0, True, "shm"),
+    ([[0, 1]] * 3, [0, 0, 2], True, "shm"),
+    ([[0, 1]] * 3, [0, 1, 2], True, "host"),
+    ([[0, 1]] * 3, [0, 1, 0], True, "host"),
+])  # fmt: skip
 def test_automatic_transport(monkeypatch, ranks, nodes, exact, expected):
     for name in ("nccl", "shm"):
         made = SimpleNamespace(name=name)
@@ -167,17 +164,14 @@ def test_a_driver_without_a_usable_gpu_is_reported(monkeypatch, tmp_path, capsys
     assert capsys.readouterr().err.count("uses the CPU, although this node has a GPU driver") == warned
 
 
-@pytest.mark.parametrize(
-    "wanted, ranks, exact, message",
-    [
-        ("nccl", SHARED, False, "got 3 ranks on 2 GPUs .ranks 0 and 2 share one"),
-        ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
-        ("nccl", OWN, True, "does not support run.reduction = 'exact'"),
-        ("cuda-mpi", OWN, True, "does not support run.reduction = 'exact'"),
-        ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
-        ("shm", OWN, True, "needs run.device = 'cpu', got GPUs"),
-    ],
-)
+@pytest.mark.parametrize("wanted, ranks, exact, message", [
+    ("nccl", SHARED, False, "got 3 ranks on 2 GPUs .ranks 0 and 2 share one"),
+    ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
+    ("nccl", OWN, True, "does not support run.reduction = 'exact'"),
+    ("cuda-mpi", OWN, True, "does not support run.reduction = 'exact'"),
+    ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
+    ("shm", OWN, True, "needs run.device = 'cpu', got GPUs"),
+])  # fmt: skip
 def test_an_unsuitable_transport_is_an_error(wanted, ranks, exact, message):
     comm = Several(len(ranks), gathered=sum(ranks, []))
     with pytest.raises(CollectiveError, match=f"{message}.*set run.transport = 'auto' or 'host'"):

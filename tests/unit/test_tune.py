@@ -311,13 +311,10 @@ ROBUST = 'name = "DistributionallyRobust", dataset = "digits"'
 SINUSOIDS = 'name = "SinusoidMAML", tests = 3, model = { name = "mlp", hidden = [2] }'
 
 
-@pytest.mark.parametrize(
-    "problem, trained, tested",
-    [
-        (ROBUST, ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"), ("accuracy",)),
-        (SINUSOIDS, ("objective", "grad_norm"), ("test_error", "adapted_error")),
-    ],
-)
+@pytest.mark.parametrize("problem, trained, tested", [
+    (ROBUST, ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"), ("accuracy",)),
+    (SINUSOIDS, ("objective", "grad_norm"), ("test_error", "adapted_error")),
+])  # fmt: skip
 def test_metrics_of_training_data_may_select_settings(problem, trained, tested, tmp_path):
     (tmp_path / "job.toml").write_text(TRAINED.format(problem=problem, out=tmp_path / "out"))
     (study,) = tuning(tmp_path / "job.toml").studies

@@ -132,21 +132,18 @@ def job(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        ("gama = 0.1", "FGDA: .* has no setting 'gama': did you mean 'gamma'"),
-        ("gamma = []", r"gamma: expected at least one value, got \[\]"),
-        ("gamma = [0.1, 0.1]", "expected distinct values"),
-        ("gamma = { low = 1.0, high = 0.1 }", "expected 0 < low < high"),
-        ("gamma = { low = 0, high = 0.1 }", "0 can be in a list"),
-        ("gamma = { low = 0.1 }", "expected a range { low = NUMBER, high = NUMBER }"),
-        ("gamma = { low = 0.1, high = 1.0, log = true }", "expected a range"),
-        ("alpha = { low = 0.1, high = 2.0 }", "expected a range from 0 to 1"),
-        ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a list with a range"),
-        ("gamma = -0.1", "algorithm.gamma: Input should be greater"),
-    ],
-)
+@pytest.mark.parametrize("change, says", [
+    ("gama = 0.1", "FGDA: .* has no setting 'gama': did you mean 'gamma'"),
+    ("gamma = []", r"gamma: expected at least one value, got \[\]"),
+    ("gamma = [0.1, 0.1]", "expected distinct values"),
+    ("gamma = { low = 1.0, high = 0.1 }", "expected 0 < low < high"),
+    ("gamma = { low = 0, high = 0.1 }", "0 can be in a list"),
+    ("gamma = { low = 0.1 }", "expected a range { low = NUMBER, high = NUMBER }"),
+    ("gamma = { low = 0.1, high = 1.0, log = true }", "expected a range"),
+    ("alpha = { low = 0.1, high = 2.0 }", "expected a range from 0 to 1"),
+    ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a list with a range"),
+    ("gamma = -0.1", "algorithm.gamma: Input should be greater"),
+])  # fmt: skip
 def test_errors_in_a_method_are_reported_before_any_work(job, tmp_path, change, says):
     job.write_text(job.read_text() + change)
     with pytest.raises(ConfigError, match=says):
@@ -154,24 +151,21 @@ def test_errors_in_a_method_are_reported_before_any_work(job, tmp_path, change, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "overrides, says",
-    [
-        (["tune=5"], r"has no \[tune\].*\[\[tune.methods\]\]"),
-        (["tune.run=4"], r"\[tune\] has no setting 'run': did you mean 'runs'"),
-        (["tune.runs=2"], "tune.runs = 2 with tune.seeds = 2: expected at least 3"),
-        (["tune.runs=0"], "tune.runs: Input should be greater"),
-        (["tune.methods=[]"], "tune.methods: .* at least 1"),
-        (["tune.methods=[{q=1}]"], "number 1: expected a table with a name"),
-        (["tune.methods=[{name='FGAD', q=1}]"], "FGAD: unknown algorithm 'FGAD': did you mean 'FGDA'"),
-        (["tune.methods=[{name='FGDA', q={low=1.5, high=3}}]"], "q is an integer"),
-        (["tune.methods=[{name='FGDA'}]"], "q is missing"),
-        (["tune.tasks={'problem.clients'=[]}"], "per setting in .tune.tasks., got an empty list"),
-        (["tune.tasks={'problem.cleints'=[1]}"], "did you mean 'clients'"),
-        (["sweep={seed=[0]}"], "exclude each other"),
-        (["stop.seconds=5"], "must not have stop.seconds"),
-    ],
-)
+@pytest.mark.parametrize("overrides, says", [
+    (["tune=5"], r"has no \[tune\].*\[\[tune.methods\]\]"),
+    (["tune.run=4"], r"\[tune\] has no setting 'run': did you mean 'runs'"),
+    (["tune.runs=2"], "tune.runs = 2 with tune.seeds = 2: expected at least 3"),
+    (["tune.runs=0"], "tune.runs: Input should be greater"),
+    (["tune.methods=[]"], "tune.methods: .* at least 1"),
+    (["tune.methods=[{q=1}]"], "number 1: expected a table with a name"),
+    (["tune.methods=[{name='FGAD', q=1}]"], "FGAD: unknown algorithm 'FGAD': did you mean 'FGDA'"),
+    (["tune.methods=[{name='FGDA', q={low=1.5, high=3}}]"], "q is an integer"),
+    (["tune.methods=[{name='FGDA'}]"], "q is missing"),
+    (["tune.tasks={'problem.clients'=[]}"], "per setting in .tune.tasks., got an empty list"),
+    (["tune.tasks={'problem.cleints'=[1]}"], "did you mean 'clients'"),
+    (["sweep={seed=[0]}"], "exclude each other"),
+    (["stop.seconds=5"], "must not have stop.seconds"),
+])  # fmt: skip
 def test_errors_in_the_table_are_reported_before_any_work(job, overrides, says):
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         tuning(job, overrides)

@@ -26,7 +26,7 @@ ROWS = torch.tensor([1.0, 4.0, 2.0, 3.0], dtype=torch.float64)
 
 @dataclass
 class Quadratic(Minimisation):
-    """f_k(x) = ½ h_k ‖x - a_k‖²; client k has as many rows as its weight says."""
+    """f_k(x) = ½ h_k ‖x - a_k‖²; the number of rows of client k is its weight."""
 
     clients: int = CLIENTS
 
@@ -149,7 +149,7 @@ def test_averages_of_one_cohort_in_two_phases_are_refused():
 
 
 def test_stored_fields_without_declared_changes_are_refused(tmp_path):
-    """A method of a user's that stores a variate: unbiased averages would weigh its change by 1/π."""
+    """For a user-defined method that stores a variate, unbiased averages would weight its change by 1/π."""
 
     @dataclass(frozen=True)
     class Stores(Algorithm):

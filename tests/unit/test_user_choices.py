@@ -81,24 +81,19 @@ def test_a_class_is_identified_by_its_source_and_an_object_by_its_contents(file)
 NO_SHAPE = "(options: Shape, broken, square)"
 
 
-@pytest.mark.parametrize(
-    "value, says",
-    [
-        ("./nowhere.py:Shape", "problem.shape: there is no file ./nowhere.py (working directory: "),
-        ("./shapes.py:Shap", f"./shapes.py has no 'Shap': did you mean 'Shape'? {NO_SHAPE}"),
-        ("./shapes.py", f"./shapes.py names no object, expected ./shapes.py:Name: {NO_SHAPE}"),
-        ("./shapes.py:number", f"./shapes.py:number: expected {Shape.expected}, got 3"),
-        ({"name": "./shapes.py:Shape"}, "shape Shape: sides is missing: it has no default"),
-        (
-            {"name": "./shapes.py:square", "sise": 1},
-            "shape square has no setting 'sise': did you mean 'size'? (options: size)",
-        ),
-        ({"name": "./shapes.py:square", "size": 1j}, "expected settings that a job file can contain"),
-        ("no.module:Shape", "cannot import 'no.module'"),
-        ("circel", "unknown shape 'circel': did you mean 'circle'? (options: circle); user-defined: "),
-        (5, "expected the name of a shape or a table with a name, got 5"),
-    ],
-)
+@pytest.mark.parametrize("value, says", [
+    ("./nowhere.py:Shape", "problem.shape: there is no file ./nowhere.py (working directory: "),
+    ("./shapes.py:Shap", f"./shapes.py has no 'Shap': did you mean 'Shape'? {NO_SHAPE}"),
+    ("./shapes.py", f"./shapes.py names no object, expected ./shapes.py:Name: {NO_SHAPE}"),
+    ("./shapes.py:number", f"./shapes.py:number: expected {Shape.expected}, got 3"),
+    ({"name": "./shapes.py:Shape"}, "shape Shape: sides is missing: it has no default"),
+    ({"name": "./shapes.py:square", "sise": 1},
+     "shape square has no setting 'sise': did you mean 'size'? (options: size)"),
+    ({"name": "./shapes.py:square", "size": 1j}, "expected settings that a job file can contain"),
+    ("no.module:Shape", "cannot import 'no.module'"),
+    ("circel", "unknown shape 'circel': did you mean 'circle'? (options: circle); user-defined: "),
+    (5, "expected the name of a shape or a table with a name, got 5"),
+])  # fmt: skip
 def test_wrong_values_are_refused(file, value, says):
     with pytest.raises(ConfigError) as error:
         shape(value)

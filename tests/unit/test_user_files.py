@@ -84,10 +84,9 @@ def test_unregistered_files_remain(job, out):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5"],
-)
+@pytest.mark.parametrize("name", [
+    "checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5",
+])  # fmt: skip
 def test_name_used_by_the_user(job, out, name):
     (out / name).write_text("mine")
     for change in ("run.overwrite=true", "rounds=4"):

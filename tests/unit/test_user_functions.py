@@ -149,15 +149,12 @@ class Failing(Pictures):
         raise OSError("no such picture")
 
 
-@pytest.mark.parametrize(
-    "dataset, says",
-    [
-        (Uneven(), r"of one shape, found an array of type torch.float32 and shape \(2,\) in row 1"),
-        (Single(), "expected a Dataset of pairs .sample, label., found an array .* in row 0"),
-        (Undecoded(), "expected samples that are tensors or arrays of one shape, found a dict in row 0"),
-        (Failing(), "load failed: OSError: no such picture\n.*raise OSError"),
-    ],
-)
+@pytest.mark.parametrize("dataset, says", [
+    (Uneven(), r"of one shape, found an array of type torch.float32 and shape \(2,\) in row 1"),
+    (Single(), "expected a Dataset of pairs .sample, label., found an array .* in row 0"),
+    (Undecoded(), "expected samples that are tensors or arrays of one shape, found a dict in row 0"),
+    (Failing(), "load failed: OSError: no such picture\n.*raise OSError"),
+])  # fmt: skip
 def test_errors_in_a_data_set_of_torch(dataset, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         read(GOOD | {"train": dataset})

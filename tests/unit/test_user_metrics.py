@@ -107,17 +107,14 @@ def test_metrics_as_python_functions():
     assert Config(**dict(config)).metrics == config.metrics
 
 
-@pytest.mark.parametrize(
-    ("named", "words"),
-    [
-        ("./own.py:confidenc", "own.py has no 'confidenc': did you mean 'confidence'"),
-        ("./none.py:x", "there is no file ./none.py"),
-        ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
-        ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
-        ("accuracy", r'expected "./file.py:name" of a function of .*got \'accuracy\''),
-        ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
-    ],
-)
+@pytest.mark.parametrize(("named", "words"), [
+    ("./own.py:confidenc", "own.py has no 'confidenc': did you mean 'confidence'"),
+    ("./none.py:x", "there is no file ./none.py"),
+    ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
+    ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
+    ("accuracy", r'expected "./file.py:name" of a function of .*got \'accuracy\''),
+    ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
+])  # fmt: skip
 def test_invalid_metrics_are_rejected(file, named, words):
     with pytest.raises(ConfigError, match=words):
         Config.from_table(table(metrics=[named]))
@@ -139,15 +136,12 @@ def broken(scores, labels):
     return scores[:, 100].mean()
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (two, r"the metric two after round 0: the metric 'two' is \[1.0, 2.0\], expected a number"),
-        (text, "the metric text after round 0: the metric 'a' is '1', expected a number"),
-        (accuracy, "the metric accuracy after round 0: there is a metric 'accuracy' already"),
-        (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
-    ],
-)
+@pytest.mark.parametrize(("function", "words"), [
+    (two, r"the metric two after round 0: the metric 'two' is \[1.0, 2.0\], expected a number"),
+    (text, "the metric text after round 0: the metric 'a' is '1', expected a number"),
+    (accuracy, "the metric accuracy after round 0: there is a metric 'accuracy' already"),
+    (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
+])  # fmt: skip
 def test_errors_in_metrics_name_the_metric(tmp_path, function, words):
     with pytest.raises(CollectiveError, match=words):
         mpifed.run(table(tmp_path / "run", metrics=[function]), SerialComm())

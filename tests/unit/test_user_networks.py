@@ -164,34 +164,23 @@ REFUSED = [
     (lambda: Net(nn.SyncBatchNorm(64)), "use nn.GroupNorm(32, 64)"),
     (lambda: Net(nn.InstanceNorm1d(6, track_running_stats=True)), "expected track_running_stats=False"),
     (lambda: Net(nn.RReLU()), "draws random numbers in forward (aten.rrelu_with_noise.default): only torch"),
-    (
-        lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)),
-        "draws random numbers in forward (aten.randn_like",
-    ),
+    (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)),
+     "draws random numbers in forward (aten.randn_like"),
     (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)), "test_user_networks.py"),
     (lambda: Odd(with_buffer(lambda: torch.zeros(1)), writes), "writes to its buffer 'seen' in forward"),
-    (
-        lambda: Odd(forward=lambda net, value: 2 * value if net.training else value),
-        "without dropout: expected the same",
-    ),
-    (
-        lambda: Odd(forward=lambda net, value: (value, value)),
-        "returns a tuple for samples of shape [3, 1, 8, 8]",
-    ),
+    (lambda: Odd(forward=lambda net, value: 2 * value if net.training else value),
+     "without dropout: expected the same"),
+    (lambda: Odd(forward=lambda net, value: (value, value)),
+     "returns a tuple for samples of shape [3, 1, 8, 8]"),
     (lambda: Odd(forward=lambda net, value: value > 0), "has outputs of dtype bool for samples of shape"),
-    (
-        lambda: Net(outputs=10),
-        "has outputs of shape [3, 10] for samples of shape [3, 1, 8, 8] (batch, c, h, w)",
-    ),
+    (lambda: Net(outputs=10),
+     "has outputs of shape [3, 10] for samples of shape [3, 1, 8, 8] (batch, c, h, w)"),
     (lambda: Net(outputs=10), "expected a tensor [3, 1] (batch, outputs)"),
     (lambda: LeNet(), "does not accept samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
     (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
     (lambda: Net().requires_grad_(False), "has no parameters to train"),
-    (
-        lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)),
-        "has lazy layers: call it once on samples first",
-    ),
-]
+    (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)), "has lazy layers: call it once on samples first"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make, said", REFUSED)
@@ -254,21 +243,13 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    "name, said",
-    [
-        (
-            "Drawn",
-            "the network nets.py:Drawn has 'frequencies', which is random, but not a trained parameter",
-        ),
-        (
-            "other_every_time",
-            "has 'first.weight', which differs between two modules that are created with the same seed",
-        ),
-        ("nothing", "nets.py:nothing returns a int: expected an nn.Module"),
-        ("fails", "nets.py:fails cannot be created: RuntimeError: no net today"),
-    ],
-)
+@pytest.mark.parametrize("name, said", [
+    ("Drawn", "the network nets.py:Drawn has 'frequencies', which is random, but not a trained parameter"),
+    ("other_every_time",
+     "has 'first.weight', which differs between two modules that are created with the same seed"),
+    ("nothing", "nets.py:nothing returns a int: expected an nn.Module"),
+    ("fails", "nets.py:fails cannot be created: RuntimeError: no net today"),
+])  # fmt: skip
 def test_unsupported_definitions_in_files_are_refused(file, name, said):
     assert said in refusal(f"{file}:{name}")
 

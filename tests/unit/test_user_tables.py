@@ -117,15 +117,12 @@ def test_dropped_columns(write):
     assert data.shape == (3,)
 
 
-@pytest.mark.parametrize(
-    "labels, names",
-    [
-        ([10, 9, 2] * 4, ("2", "9", "10")),
-        (["b", "a"] * 6, ("a", "b")),
-        ([True, False] * 6, ("False", "True")),
-        ([1.0, 2.0] * 6, ("1", "2")),
-    ],
-)
+@pytest.mark.parametrize("labels, names", [
+    ([10, 9, 2] * 4, ("2", "9", "10")),
+    (["b", "a"] * 6, ("a", "b")),
+    ([True, False] * 6, ("False", "True")),
+    ([1.0, 2.0] * 6, ("1", "2")),
+])  # fmt: skip
 def test_names_and_order_of_classes(write, labels, names):
     write("mine.csv", lines(label=labels))
     data = table()()
@@ -177,10 +174,8 @@ MANY = ["a,word,kind", *(f"1,w{i}x,{i % 2}" for i in range(300))]
 TEXTS = {
     "a gap": (with_cell(3, "green", ""), "mine.csv, row 3: .* found none in 'colour': .*drop = .\"colour\""),
     "NA": (with_cell(5, "blue", "NA"), "mine.csv, row 5: expected a value in every column, found none"),
-    "no label": (
-        with_cell(4, "bad", ""),
-        "row 4: .* found none in 'kind': fill it in, or leave out the row$",
-    ),
+    "no label": (with_cell(4, "bad", ""),
+     "row 4: .* found none in 'kind': fill it in, or leave out the row$"),
     "a word": (with_cell(2, B, "?"), r"row 2: expected only numbers .* 'b', .* '\?' among"),
     "infinite": (with_cell(2, B, "inf"), "row 2: expected finite .* 'b', found inf"),
     "many words": (MANY, "expected at most 256 different words in column 'word', .* found 300"),
@@ -193,7 +188,7 @@ TEXTS = {
     "fractions": (lines(label=NUMBERS[:, 0].tolist()), "expected classes in 'kind', words or whole numbers"),
     "one class": (lines(label=["x"] * 12), "mine.csv: expected at least two classes, found x"),
     "no features": (["kind", "x", "y"], "expected columns of features in addition to kind, found none"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "message"), TEXTS.values(), ids=TEXTS)
@@ -203,20 +198,17 @@ def test_errors_in_a_table_of_text(write, rows, message):
         table()()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(file="mnie.csv"), "the data set lacks a file: expected one of mnie.csv, .* found no such file"),
-        (dict(target="kid"), "mine.csv has no column 'kid': did you mean 'kind'"),
-        (dict(client="hospital"), "mine.csv has no column 'hospital': .options: a, b, colour"),
-        (dict(test="other.csv"), "other.csv has no column 'colour'"),
-        (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
-        (dict(test=None, split="colour"), "row 1: expected train, validation or test .* found 'red'"),
-        (dict(test="none.csv"), "none.csv: expected a header line, .*, found no rows"),
-        (dict(test="new.csv"), r"training samples of every class, found none of 'new' \(but 3 in test\)"),
-        (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected at least one"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(file="mnie.csv"), "the data set lacks a file: expected one of mnie.csv, .* found no such file"),
+    (dict(target="kid"), "mine.csv has no column 'kid': did you mean 'kind'"),
+    (dict(client="hospital"), "mine.csv has no column 'hospital': .options: a, b, colour"),
+    (dict(test="other.csv"), "other.csv has no column 'colour'"),
+    (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
+    (dict(test=None, split="colour"), "row 1: expected train, validation or test .* found 'red'"),
+    (dict(test="none.csv"), "none.csv: expected a header line, .*, found no rows"),
+    (dict(test="new.csv"), r"training samples of every class, found none of 'new' \(but 3 in test\)"),
+    (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected at least one"),
+])  # fmt: skip
 def test_errors_in_files_and_columns(write, options, message):
     write("mine.csv", lines())
     write("other.csv", ["a,b,member,kind", "1,2,True,good"])
@@ -226,36 +218,30 @@ def test_errors_in_files_and_columns(write, options, message):
         table(**options)()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(test=None), "expected either test .a share of the rows, .* or split .*, got neither"),
-        (dict(split="part"), "got both"),
-        (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
-        (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
-        (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
-        (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
-        (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
-        (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
-        (dict(label="kind"), "has no setting 'label'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(test=None), "expected either test .a share of the rows, .* or split .*, got neither"),
+    (dict(split="part"), "got both"),
+    (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
+    (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
+    (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
+    (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
+    (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
+    (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
+    (dict(label="kind"), "has no setting 'label'"),
+])  # fmt: skip
 def test_conflicting_settings(options, message):
     with pytest.raises(ConfigError, match=message):
         table(**options)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (dict(more=np.zeros(4)), "expected one array of samples in addition to kind, found samples, more"),
-        (dict(samples=np.array(list("abcd"))), "expected numbers .rows, .... in samples, found type <U1"),
-        (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
-        (dict(kind=np.arange(3)), r"expected 4 entries in kind, one per row of samples, found shape \(3,\)"),
-        (dict(samples=np.full((4, 2), np.nan)), "row 1: expected finite numbers in samples"),
-        (dict(samples=np.array([{}] * 4)), "mine.npz: expected a NumPy archive with arrays of numbers"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    (dict(more=np.zeros(4)), "expected one array of samples in addition to kind, found samples, more"),
+    (dict(samples=np.array(list("abcd"))), "expected numbers .rows, .... in samples, found type <U1"),
+    (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
+    (dict(kind=np.arange(3)), r"expected 4 entries in kind, one per row of samples, found shape \(3,\)"),
+    (dict(samples=np.full((4, 2), np.nan)), "row 1: expected finite numbers in samples"),
+    (dict(samples=np.array([{}] * 4)), "mine.npz: expected a NumPy archive with arrays of numbers"),
+])  # fmt: skip
 def test_errors_in_a_numpy_archive(tmp_path, monkeypatch, arrays, message):
     monkeypatch.chdir(tmp_path)
     np.savez("mine.npz", **{"samples": np.ones((4, 2)), "kind": np.arange(4) % 2} | arrays)
@@ -304,16 +290,13 @@ def test_texts_and_their_positive_label(write):
     np.testing.assert_array_equal(texts()().train_labels, 1 - positive[train])  # sad is the second label
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "message"),
-    [
-        (",sad", {}, "reviews.csv, row 5: expected a value in every column, found none in 'review'"),
-        ("so so,other", {}, "expected two labels or the setting positive in column 'mood', .* 3 labels"),
-        ("ok,sad", {"positive": "glad"}, "expected 'glad' in column .* 2 labels: .*options: happy, sad"),
-        ("ok,sad", {"text": "text"}, "reviews.csv has no column 'text'"),
-        ("ok,sad", {"file": "reviews.npz"}, "expected a .csv or .tsv file with a column of texts, got 'rev"),
-    ],
-)
+@pytest.mark.parametrize(("row", "options", "message"), [
+    (",sad", {}, "reviews.csv, row 5: expected a value in every column, found none in 'review'"),
+    ("so so,other", {}, "expected two labels or the setting positive in column 'mood', .* 3 labels"),
+    ("ok,sad", {"positive": "glad"}, "expected 'glad' in column .* 2 labels: .*options: happy, sad"),
+    ("ok,sad", {"text": "text"}, "reviews.csv has no column 'text'"),
+    ("ok,sad", {"file": "reviews.npz"}, "expected a .csv or .tsv file with a column of texts, got 'rev"),
+])  # fmt: skip
 def test_errors_in_texts(write, row, options, message):
     write("reviews.csv", [*REVIEWS, row])
     with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ from mpifed import run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.running import runner, watchdog
-from mpifed.running.checkpointing import bytes_of
+from mpifed.running.checkpointing import state_bytes
 from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
 from mpifed.simulation.executor import Executor
 from mpifed.simulation.simulation import Simulation
@@ -259,7 +259,7 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
         seconds.append(expected)
 
     monkeypatch.setattr(Watchdog, "beat", beat)
-    monkeypatch.setattr(runner, "bytes_of", lambda simulation: 5e8)
+    monkeypatch.setattr(runner, "state_bytes", lambda simulation: 5e8)
     settings = {"out": str(tmp_path), "progress": False, "eval_every": 2, "checkpoint_every": 2}
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
     run(Config.from_table({"rounds": 3, **table}), SerialComm())
@@ -281,4 +281,4 @@ def test_size_of_a_checkpoint():
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2, "clients": 3}}
     simulation = Simulation.from_settings(Config.from_table(table), SerialComm())
     whole = sum(len(state.buffer) for state in (simulation.shared, simulation.output))
-    assert bytes_of(simulation) == 4 * (whole + 3 * simulation.row_size) and simulation.row_size > 0
+    assert state_bytes(simulation) == 4 * (whole + 3 * simulation.row_size) and simulation.row_size > 0

@@ -1,4 +1,4 @@
-"""The WGAN on a fixed set of pairs, against sums over all of them in plain loops."""
+"""The WGAN on a fixed set of pairs, compared with plain sums over all pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATENTS = pytest.mark.parametrize("latent", ["paired", "fresh"])
 
 
 def problem(**settings) -> WGAN:
-    """Three unlike clients with so few pairs that their moments are far from those of the law."""
+    """Three different clients with few pairs, whose moments are far from those of the distribution."""
     return prepared(WGAN(**dict(clients=3, samples=7, lam=0.3, mean=0.4, std=0.6, s=0.8) | settings))
 
 
@@ -63,7 +63,7 @@ def test_pairs_depend_only_on_the_client_number(latent):
             np.testing.assert_array_equal(found[0], mean + 0.6 * z)
             np.testing.assert_array_equal(found[1], z if latent == "paired" else other)
         assert of.client_size(k) == 7
-    assert WGAN().client_data(0) == () and WGAN().client_size(0) == 1  # drawn anew: nothing is held
+    assert WGAN().client_data(0) == () and WGAN().client_size(0) == 1  # generated samples
     assert not torch.equal(of.client_data(0)[1], of.client_data(1)[1])
 
 
@@ -114,7 +114,7 @@ def test_the_optimum_of_the_pairs_has_their_moments(latent, sign):
 @LATENTS
 @pytest.mark.parametrize("batch_size", [0, 5])
 def test_the_full_batch_of_drawn_pairs_has_the_expected_gradient(latent, batch_size):
-    """E over real ~ N(m_k, s²) and z ~ N(0, 1): by hand, of moments; all of a client, and batch_size = 0."""
+    """E over real ~ N(m_k, s²) and z ~ N(0, 1): from moments; for full_batch and batch_size = 0."""
     of = problem(samples=0, latent=latent)
     oracle = oracle_of(of, batch_size=batch_size, batched=True)
     x = torch.tensor([0.7, -1.1], dtype=torch.float64)
@@ -123,7 +123,7 @@ def test_the_full_batch_of_drawn_pairs_has_the_expected_gradient(latent, batch_s
     means = 0.4 + 0.8 * Stream(0, "wgan", np.arange(3)).normal()[:, 0]
     for xi in (oracle.full_batch, oracle.sample()):
         gx, gy = oracle.grad(x, y, xi)
-        if batch_size and xi.batch is not None:  # drawn anew
+        if batch_size and xi.batch is not None:  # generated samples
             assert xi.batch[0].shape == (3, 5)
             continue
         for k, mean in enumerate(means):
@@ -151,12 +151,12 @@ def test_option_i_of_scaffold_takes_the_exact_gradient_of_drawn_pairs(tmp_path, 
 
 
 def test_optimum_of_identical_clients():
-    """Real data are μ̂ + σ̂ z, so the fixed set changes nothing, however far its moments lie from the law's."""
+    """Real data are μ̂ + σ̂ z, so the fixed set changes nothing, even if its moments differ."""
     assert problem(s=0.0).optimum() == pytest.approx((0.4, 0.6), abs=1e-15)
 
 
 def test_full_batches_of_fixed_pairs(tmp_path):
-    """An exact step of Fed-Norm-SGDA from the start, by hand."""
+    """An exact step of Fed-Norm-SGDA from the start, computed manually."""
     of = WGAN(clients=3, samples=7, lam=0.3, s=0.8)
     step = dict(eta_x=0.01, eta_y=0.02, gamma_x=0.01, gamma_y=0.02)
     config = configuration(FedNormSGDA(tau=1, **step), of, tmp_path, batch_size=0, noise=0)

@@ -1,4 +1,4 @@
-"""Limits of methods with control variates, methods on problems without y, and CDMA's full gradients."""
+"""Methods on problems without y, and CDMA's full gradients."""
 
 from dataclasses import dataclass
 
