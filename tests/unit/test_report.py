@@ -61,13 +61,13 @@ def test_names_with_tex_commands_are_drawn_unchanged(tmp_path):
     for seed in range(2):
         for number, method in enumerate(names):
             config = {"seed": seed, "problem": {"name": "DeepAUC", "clients": 2, "note": method}}
-            metrics = {f"{number}{one}": lambda r: 10 - r / 40 for one in names}
+            metrics = {f"0{one}": lambda r: 10 - r / 40 for one in names}
             write(tmp_path / f"runs/{number}{seed}", method, config=config, **metrics)
     paper = Paper(tmp_path / "fig.pdf", tmp_path / "t.tex")
     rule = Rule(metric="0" + names[0])
     files = report([tmp_path / "runs"], tmp_path / "out", rule, paper)
     assert len(files) == 7 and all(file.stat().st_size for file in files)
-    plot([tmp_path / "runs"], "1" + names[1]).figure.savefig(tmp_path / "plot.png")
+    plot([tmp_path / "runs"], "0" + names[1]).figure.savefig(tmp_path / "plot.png")
     table = (tmp_path / "t.tex").read_text().partition(r"\begin")[2]
     assert r"0\$\textbackslash{}frac\$" in table and r"\frac" not in table
     assert r"\textbackslash{}u001b]52" in table
