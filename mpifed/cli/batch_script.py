@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpifed.storage.slurm_array import HEAD, share_lines
+from mpifed.storage.slurm_array import HEAD, assignment_lines
 
-__all__ = ["Batch", "quoted", "sbatch_words", "seconds"]
+__all__ = ["Batch", "bash_quote", "split_sbatch_line", "parse_time_limit"]
 
 _TAIL = """\
 here=$(python -c 'import importlib.util, sys; found = importlib.util.find_spec("mpifed")
@@ -36,28 +36,28 @@ class Batch:
     """One batch job.
 
     Attributes:
-        job: the job file.
-        settings: ``key=value`` changes to it.
-        tasks: further changes, one tuple per element of a job array; empty for a single run.
+        job: path of the job file.
+        settings: ``key=value`` changes of the job's settings.
+        tasks: further changes, one tuple per element of a job array; empty without ``--array``.
         parts: number of elements of a job array that share the runs of a sweep, or the methods and tasks of a
             search; 0 for a single run.
-        verb: the command of mpifed: run, sweep or tune.
+        subcommand: the subcommand of mpifed that the job executes: run, sweep or tune.
         gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` for no GPUs.
         time: the time limit in one of Slurm's formats; ``None`` for the limit of the partition.
         warning: seconds before the time limit at which the run writes a checkpoint and ends.
         preemptible: whether the job is requeued after a signal or a preemption.
-        extra: the words of further ``#SBATCH`` lines, see :func:`sbatch_words`.
+        extra: further ``#SBATCH`` lines, each split by :func:`split_sbatch_line`.
         setup: lines of shell that are executed first.
         command: the arguments of ``mpifed launch`` that produce this job.
-        shares: the runs of each element, as names of folders next to the script; empty if the folders are
-            elsewhere.
+        assigned_runs: the runs of each element, as names of folders next to the script; empty if the folders
+            are elsewhere.
     """
 
     job: str
     settings: tuple[str, ...] = ()
     tasks: tuple[tuple[str, ...], ...] = ()
     parts: int = 0
-    verb: str = "run"
+    subcommand: str = "run"
     nodes: int = 1
     ranks_per_node: int = 1
     cpus_per_rank: int = 1
@@ -69,7 +69,7 @@ class Batch:
     extra: tuple[tuple[str, ...], ...] = ()
     setup: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    shares: tuple[tuple[str, ...], ...] = ()
+    assigned_runs: tuple[tuple[str, ...], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -96,16 +96,18 @@ class Batch:
             f"--signal=B:USR1@{self.warning}",
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
         ]
-        given = [*((option,) for option in options if option), *self.extra]
-        lines = [HEAD + _joined(self.command), f"# {self._summary()}"]
-        lines += ["#SBATCH " + " ".join(map(_directive, words)) for words in given]
+        directives = [*((option,) for option in options if option), *self.extra]
+        lines = [HEAD + _bash_join(self.command), f"# {self._summary()}"]
+        lines += ["#SBATCH " + " ".join(map(_sbatch_quote, words)) for words in directives]
         lines += [
-            *share_lines(self.shares),
+            *assignment_lines(self.assigned_runs),
             *self.setup,
             *(["export MPIFED_REQUEUE=1"] if self.preemptible else []),
         ]
         if self.tasks:
-            cases = (f'  {number}) set -- {_joined(task)} "$@" ;;' for number, task in enumerate(self.tasks))
+            cases = (
+                f'  {number}) set -- {_bash_join(task)} "$@" ;;' for number, task in enumerate(self.tasks)
+            )
             lines += ['case "${SLURM_ARRAY_TASK_ID-}" in', *cases, _NO_TASK, "esac"]
         return "\n".join(lines) + "\n" + _TAIL + self._command() + ' "$@"\n'
 
@@ -113,59 +115,59 @@ class Batch:
         part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts > 1 else ""
         # The name may look like an option, or like the colon between two commands of mpirun.
         job = f"./{self.job}" if self.job.startswith(("-", ":")) else self.job
-        return f"{self.verb} {_joined([job, *self.settings])}{part}"
+        return f"{self.subcommand} {_bash_join([job, *self.settings])}{part}"
 
     def _summary(self) -> str:
         gpus = f"{self.gpus} GPU(s)" if self.gpus else "no GPU"
         again = "; requeued when preempted or out of time" if self.preemptible else ""
-        what = {"sweep": "a sweep", "tune": "a search"}.get(self.verb, "")
+        what = {"sweep": "a sweep", "tune": "a search"}.get(self.subcommand, "")
         runs = f"{what} in {self.parts} part(s)" if self.parts else f"{len(self.tasks) or 1} run(s)"
         return f"{runs}; {self.nodes} node(s), per node {self.ranks_per_node} rank(s) and {gpus}{again}."
 
     def warnings(self, clients: int) -> list[str]:
         """Return probable mistakes, one line each."""
-        found = []
-        if self.ranks > clients and self.verb != "tune":  # the ranks of a search have separate runs
-            found.append(
+        messages = []
+        if self.ranks > clients and self.subcommand != "tune":  # the ranks of a search have separate runs
+            messages.append(
                 f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} of the ranks would be idle"
             )
         if self.gpus > self.ranks_per_node:
-            found.append(
+            messages.append(
                 f"{self.gpus} GPUs per node for {self.ranks_per_node} ranks per node: a rank uses one GPU"
             )
-        limit = seconds(self.time) if self.time else None
+        limit = parse_time_limit(self.time) if self.time else None
         if limit and limit <= self.warning:
-            found.append(
+            messages.append(
                 f"expected a time limit above the warning time of {self.warning} s, got {limit} s: increase "
                 "--time or decrease --warning"
             )
-        return found
+        return messages
 
 
-def quoted(word: str) -> str:
+def bash_quote(word: str) -> str:
     """Quote a word for bash in one line of printable characters, preserving every byte."""
     if word.isprintable():
         return shlex.quote(word)
-    shown = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
-    return f"$'{''.join(shown)}'"
+    escaped = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
+    return f"$'{''.join(escaped)}'"
 
 
-def _joined(words: Iterable[str]) -> str:
-    return " ".join(map(quoted, words))
+def _bash_join(words: Iterable[str]) -> str:
+    return " ".join(map(bash_quote, words))
 
 
 def _printable(character: re.Match) -> str:
     return character[0] if character[0].isprintable() else "_"
 
 
-def _directive(word: str) -> str:
+def _sbatch_quote(word: str) -> str:
     """Quote a word for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
-def sbatch_words(line: str) -> tuple[str, ...]:
+def split_sbatch_line(line: str) -> tuple[str, ...]:
     """Split a line into words: options as on sbatch's command line, or a whole ``#SBATCH`` line.
 
     Raises:
@@ -185,7 +187,7 @@ def sbatch_words(line: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def seconds(time: str) -> int | None:
+def parse_time_limit(time: str) -> int | None:
     """Parse a time limit in Slurm's formats M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 
     Returns ``None`` for other texts and for numbers of more than six digits: Slurm stores minutes in 32 bits

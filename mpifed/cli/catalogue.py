@@ -55,13 +55,13 @@ class Group(NamedTuple):
 
     Attributes:
         members: name → class, preset or object.
-        one: the word for one object.
-        setting: the setting of a job file whose value is such an object; "" if there are several.
+        singular: the word for one member, e.g. "partition".
+        setting: the setting of a job file whose value is a member; "" if there are several such settings.
         note: a sentence for the page of settings.
     """
 
     members: Mapping[str, Any]
-    one: str
+    singular: str
     setting: str
     note: str = ""
 
@@ -91,7 +91,7 @@ GROUPS = {
     "theorems": Group(THEOREMS, "theorem", "theory.of"),
 }
 
-#: Section → an example of its most common settings. "job" is a whole job file.
+#: Section → example. "job" is a whole job file.
 EXAMPLES = {
     "job": """\
 rounds = 100
@@ -161,7 +161,7 @@ seed = [0, 1, 2]
 }
 
 #: Descriptions of the sections that are not classes of settings.
-WORDS = {
+DESCRIPTIONS = {
     "job": f"""A job file: settings of the whole run, then [algorithm] and [problem], each with a name, and
 optional sections: {", ".join(name for name in EXAMPLES if name != "job")}.
 `mpifed info SECTION` explains a section, `mpifed list` prints the names.""",
@@ -182,21 +182,23 @@ to 1. Integers, and floats whose default is 1, unset or infinite, keep their def
 [Tuning](tuning.md).""",
 }
 #: The settings of a job file outside its sections.
-TOP = [name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}]
+TOP_LEVEL = [
+    name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
+]
 #: Values for settings without a default, by type.
 _PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 
 def catalogue() -> dict[str, dict[str, str]]:
-    """Return the first sentence about every object, by group and name."""
+    """Return the first paragraph of the docstring of every object, by group and name."""
     return {
-        name: {member: _summary(one) for member, one in group.members.items()}
+        name: {member: _summary(member_object) for member, member_object in group.members.items()}
         for name, group in GROUPS.items()
     }
 
 
-def _summary(thing) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+def _summary(obj) -> str:
+    return (inspect.getdoc(obj) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def print_catalogue() -> None:
@@ -237,13 +239,13 @@ def print_info(name: str) -> None:
     Raises:
         ConfigError: there is no such name.
     """
-    plain = name.strip("[]")
-    section, _, key = plain.partition(".")
-    groups = {word: group for plural, group in GROUPS.items() for word in (plural, group.one)}
+    bare_name = name.strip("[]")
+    section, _, key = bare_name.partition(".")
+    groups = {word: group for plural, group in GROUPS.items() for word in (plural, group.singular)}
     if name == "settings":
         echo(settings_page(), nl=False)
-    elif plain in groups and plain not in ("algorithm", "problem"):
-        _print_group(groups[plain])
+    elif bare_name in groups and bare_name not in ("algorithm", "problem"):
+        _print_group(groups[bare_name])
     elif section in EXAMPLES and ":" not in name:
         _print_setting(section, key) if key else _print_section(section)
     else:
@@ -252,13 +254,13 @@ def print_info(name: str) -> None:
 
 def _rows(section: str) -> list[Row]:
     if section == "job":
-        return rows_of(Config, TOP)
+        return rows_of(Config, TOP_LEVEL)
     record = {**SECTIONS, "tune": Tune}.get(section)
     return rows_of(record) if record else []
 
 
 def _print_section(section: str) -> None:
-    echo(f"{WORDS.get(section) or inspect.getdoc(SECTIONS[section])}\n")
+    echo(f"{DESCRIPTIONS.get(section) or inspect.getdoc(SECTIONS[section])}\n")
     if rows := _rows(section):
         _print_rows(rows)
     if section == "theory":
@@ -283,26 +285,28 @@ def _print_rows(rows: list[Row]) -> None:
 
 
 def _print_group(group: Group) -> None:
-    print_table((group.one, "description"), ((name, _summary(one)) for name, one in group.members.items()))
-    some = [text for name, thing in group.members.items() if (text := _in_job(group, name, thing))]
+    print_table(
+        (group.singular, "description"), ((name, _summary(one)) for name, one in group.members.items())
+    )
+    some = [text for name, obj in group.members.items() if (text := _example_line(group, name, obj))]
     if some:
         echo(f"\nFor example: {max(some[:3], key=len)}")
     echo("The settings of each: mpifed info NAME")
 
 
-def _in_job(group: Group, name: str, thing) -> str:
-    """Return the line of a job file that selects an object, with its required settings, or ""."""
-    cls = getattr(thing, "cls", thing)
+def _example_line(group: Group, name: str, obj) -> str:
+    """Return a line of a job file that selects an object, with its required settings; "" if there is none."""
+    cls = getattr(obj, "cls", obj)
     if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
         return ""
-    shown = getattr(cls, "example", {})
-    needed = {
-        field.name: shown.get(
+    examples = getattr(cls, "example", {})
+    required = {
+        field.name: examples.get(
             field.name, _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
         )
-        for field in (_required(thing) if isinstance(cls, type) else ())
+        for field in (_required(obj) if isinstance(cls, type) else ())
     }
-    return f"{group.setting} = {toml({'name': name, **needed}) if needed else toml(name)}"
+    return f"{group.setting} = {toml({'name': name, **required}) if required else toml(name)}"
 
 
 def print_citation(name: str) -> None:
@@ -312,20 +316,22 @@ def print_citation(name: str) -> None:
         ConfigError: there is no such name.
         ValueError: a class cites a key that is not in the bibliography.
     """
-    known, _, thing = _find(name)
-    keys = cites_of(known, thing)
-    echo(bibtex(keys) if keys else f"{known} names no source in the bibliography")
+    known, _, obj = _find(name)
+    keys = cites_of(known, obj)
+    echo(bibtex(keys) if keys else f"the bibliography has no source of {known}")
 
 
 def _find(name: str) -> tuple[str, str, Any]:
-    """Return the exact name of an object, its group, and the object."""
+    """Return the name of an object in its exact spelling, its group, and the object."""
     for group, (members, *_) in GROUPS.items():
-        for known, thing in members.items():
+        for known, obj in members.items():
             if known.lower() == name.lower():
-                return known, group, thing
+                return known, group, obj
     if ":" not in name:
-        words = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
-        raise ConfigError(f"there is no {name!r}: {suggest(name, [*words, *EXAMPLES, 'settings'])}")
+        words = [
+            word for plural, group in GROUPS.items() for word in (plural, group.singular, *group.members)
+        ]
+        raise ConfigError(f"unknown name {name!r}: {suggest(name, [*words, *EXAMPLES, 'settings'])}")
     try:
         return name, "methods", find_class(name, "algorithm")
     except ConfigError as error:
@@ -334,24 +340,24 @@ def _find(name: str) -> tuple[str, str, Any]:
         raise error
 
 
-def _print_object(name: str, group: str, thing) -> None:
+def _print_object(name: str, group: str, obj) -> None:
     console().print(f"{name}  ({group})", style="bold")
     for label, attribute in (("source", "source"), ("problem family", "family")):
-        if value := getattr(thing, attribute, ""):
+        if value := getattr(obj, attribute, ""):
             echo(f"{label}: {value}")
-    echo(f"\n{inspect.getdoc(thing) or 'no description'}\n")
-    cls = getattr(thing, "cls", thing)
+    echo(f"\n{inspect.getdoc(obj) or 'no description'}\n")
+    cls = getattr(obj, "cls", obj)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        _print_rows(rows_of(thing))
-    elif isinstance(thing, Theorem):
-        _print_theorem(thing)
-    elif dataclasses.is_dataclass(thing):  # the reader of a data set
-        values = ((field.name, str(getattr(thing, field.name))) for field in dataclasses.fields(thing))
+        _print_rows(rows_of(obj))
+    elif isinstance(obj, Theorem):
+        _print_theorem(obj)
+    elif dataclasses.is_dataclass(obj):  # the reader of a data set
+        values = ((field.name, str(getattr(obj, field.name))) for field in dataclasses.fields(obj))
         print_table(("setting", "value"), values)
-    if name in GROUPS[group].members and (text := _in_job(GROUPS[group], name, thing)):
+    if name in GROUPS[group].members and (text := _example_line(GROUPS[group], name, obj)):
         echo(f"\nFor example: {text}\n")
     if isinstance(cls, type) and issubclass(cls, Algorithm):
-        _print_method(example(thing))
+        _print_method(example(obj))
         console().print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
 
 
@@ -370,8 +376,8 @@ def _print_method(method: Algorithm) -> None:
     for when, phases in (("once", method.start), ("every round", method.phases)):
         messages = {phase.name: phase.message for phase in phases}
         for name, times in Counter(phase.name for phase in phases).items():
-            often = when if times == 1 else f"{times} times {when}"
-            rows.append((f"message of {name!r} ({often})", _fields(messages[name])))
+            frequency = when if times == 1 else f"{times} times {when}"
+            rows.append((f"message of {name!r} ({frequency})", _fields(messages[name])))
     print_table(("record", "fields (shape)"), rows)
     partial = "yes" if method.partial_participation else "no, every client in every round"
     echo(f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
@@ -383,16 +389,18 @@ def _print_method(method: Algorithm) -> None:
 
 
 def _fields(record: Record) -> str:
-    return ", ".join(f"{name} ({_shape(kind)})" for name, kind in record.fields.items()) or "none"
+    return (
+        ", ".join(f"{name} ({_field_type(declared)})" for name, declared in record.fields.items()) or "none"
+    )
 
 
-def _shape(kind) -> str:
-    """Return the type of a field in words: the name of a block, several names, or a name with its marker."""
-    if isinstance(kind, str | tuple):
-        return kind if isinstance(kind, str) else " + ".join(kind)
-    if hasattr(kind, "of"):
-        return f"{kind.block}, adaptive, of {kind.of}"
-    return f"{_shape(kind.kind)}, {type(kind).__name__.lower()}"
+def _field_type(declared) -> str:
+    """Describe the declared type of a record's field, e.g. "x", "x + y" or "x, notsent"."""
+    if isinstance(declared, str | tuple):
+        return declared if isinstance(declared, str) else " + ".join(declared)
+    if hasattr(declared, "of"):
+        return f"{declared.block}, adaptive, of {declared.of}"
+    return f"{_field_type(declared.type)}, {type(declared).__name__.lower()}"
 
 
 def settings_page() -> str:
@@ -407,11 +415,11 @@ def settings_page() -> str:
         "",
         "## The run as a whole",
         "",
-        *_page_table(rows_of(Config, TOP)),
-        *(line for name, section in SECTIONS.items() for line in _page_part(f"## `[{name}]`", section)),
+        *_page_table(rows_of(Config, TOP_LEVEL)),
+        *(line for name, section in SECTIONS.items() for line in _page_section(f"## `[{name}]`", section)),
     ]
     for section in ("theory", "sweep", "tune"):
-        lines += [f"## `[{section}]`", "", *WORDS[section].split("\n"), ""]
+        lines += [f"## `[{section}]`", "", *DESCRIPTIONS[section].split("\n"), ""]
     lines += _page_table(rows_of(Tune))
     for heading, group in GROUPS.items():
         classes = [getattr(member, "cls", member) for member in group.members.values()]
@@ -421,11 +429,11 @@ def settings_page() -> str:
             )
             lines += [f"## {heading.capitalize()}", "", " ".join(filter(None, [how, group.note])), ""]
             for name, cls in group.members.items():
-                lines += _page_part(f"### `{name}`", cls)
+                lines += _page_section(f"### `{name}`", cls)
     return "\n".join(lines)
 
 
-def _page_part(heading: str, cls) -> list[str]:
+def _page_section(heading: str, cls) -> list[str]:
     words = [_summary(cls), f"*Source: {cls.source}.*" if getattr(cls, "source", "") else ""]
     paragraphs = [part for word in words if word for part in (word, "")] if heading.startswith("###") else []
     return [heading, "", *paragraphs, *_page_table(rows_of(cls))]

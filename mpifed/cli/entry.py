@@ -1,7 +1,7 @@
-"""Entry point of the command line, which handles signals before it imports large packages.
+"""Entry point of the command line. It installs signal handlers before it imports large packages.
 
-Importing torch takes seconds on a busy machine. Without this, a signal during the import would end one rank
-but not the others, with an exit code that does not report the signal.
+Importing torch takes seconds on a busy machine. A signal during the import would otherwise end one rank but
+not the others, with an exit code that does not report the signal.
 """
 
 from __future__ import annotations

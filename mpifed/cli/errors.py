@@ -24,7 +24,7 @@ from mpifed.cli.output import echo
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, slurm_job
 
-__all__ = ["RANK_VARIABLES", "describe", "end", "explain", "is_explained", "rank"]
+__all__ = ["RANK_VARIABLES", "describe", "exit_with", "report_and_exit", "is_user_error", "launcher_rank"]
 
 #: Environment variables in which launchers pass a process its rank.
 RANK_VARIABLES = (
@@ -32,11 +32,11 @@ RANK_VARIABLES = (
     *(["SLURM_PROCID"] if slurm_job() else []),
 )
 #: Maximum number of clients in a message.
-MOST = 10
-#: Seconds that another rank waits for rank 0, which usually has the same error, to report it.
-TURN = 1.0
+MAX_CLIENTS = 10
+#: Seconds that other ranks wait before they report an error, because rank 0 usually reports the same error.
+RANK_0_DELAY = 1.0
 #: Errors that a user can fix, in addition to a lack of memory.
-_EXPLAINED = (
+_USER_ERRORS = (
     click.exceptions.Abort,
     click.ClickException,
     CollectiveError,
@@ -47,15 +47,15 @@ _EXPLAINED = (
 )
 
 
-def rank() -> str:
+def launcher_rank() -> str:
     """Return the rank of this process from the launcher's variables; MPI need not be initialised."""
     return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
 
 
-def is_explained(error: Exception) -> bool:
+def is_user_error(error: Exception) -> bool:
     """Return whether a user can fix an error. Other errors end with a traceback and exit code 1."""
     too_long = getattr(error, "errno", None) == errno.ENAMETOOLONG
-    return isinstance(error, _EXPLAINED) or too_long or is_out_of_memory(error)
+    return isinstance(error, _USER_ERRORS) or too_long or is_out_of_memory(error)
 
 
 def describe(error: Exception) -> str:
@@ -67,7 +67,7 @@ def describe(error: Exception) -> str:
     return f"cannot use {short_repr(os.fsdecode(error.filename))}: {error.strerror}{remedy}"
 
 
-def explain(error: Exception) -> None:
+def report_and_exit(error: Exception) -> None:
     """Print the message of an error and exit with its code."""
     from mpifed.simulation.simulation import NonFiniteError
 
@@ -91,30 +91,30 @@ def explain(error: Exception) -> None:
         case _:
             size = f" for {requested_memory(error)}" if requested_memory(error) else ""
             _fail_alone(
-                f"rank {rank()} has no memory{size}: take more nodes or fewer ranks per node, a smaller "
-                "problem (problem.clients, its dimensions or its model), a smaller oracle.batch_size, or "
-                "run.group = 1\n  (for the whole traceback: mpifed --traceback ...)"
+                f"rank {launcher_rank()} has not enough memory{size}: use more nodes, fewer ranks per node, "
+                "a smaller problem (problem.clients, its dimensions or its model), a smaller "
+                "oracle.batch_size, or run.group = 1\n  (for the whole traceback: mpifed --traceback ...)"
             )
 
 
 def _fail_alone(message: str) -> NoReturn:
-    """End all ranks with code 2 after an error on this rank, for which other ranks would wait forever."""
-    if int(rank()):
-        time.sleep(TURN)
+    """End all ranks with code 2 after an error on this rank, because the others would wait for it forever."""
+    if int(launcher_rank()):
+        time.sleep(RANK_0_DELAY)
     echo(f"mpifed: {message}", err=True)
     abort_all(2)
-    end(2)
+    exit_with(2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """End with ``code`` after an error on all ranks, which rank 0 prints; all ranks do if MPI is missing."""
-    if rank() == "0" or code == EXIT_LAUNCH:
+    """End with ``code`` after an error on all ranks. Only rank 0 prints it, unless MPI is not available."""
+    if launcher_rank() == "0" or code == EXIT_LAUNCH:
         sys.stdout.flush()
         echo(f"mpifed: {message}", err=True)
-    end(code)
+    exit_with(code)
 
 
-def end(code: int) -> NoReturn:
+def exit_with(code: int) -> NoReturn:
     """Exit with a code that is the same on all ranks.
 
     When the first rank exits, the launcher (srun --kill-on-bad-exit, mpirun) sends SIGTERM to the others,
@@ -136,7 +136,9 @@ def _message(error: BaseException) -> str:
         plugin = plugin.__cause__
     lines = [message_of(error)]
     if plugin is not None and plugin.round is not None:
-        numbers = ", ".join(map(str, plugin.clients[:MOST])) + (", ..." if len(plugin.clients) > MOST else "")
+        numbers = ", ".join(map(str, plugin.clients[:MAX_CLIENTS])) + (
+            ", ..." if len(plugin.clients) > MAX_CLIENTS else ""
+        )
         clients = f"client{'s' if len(plugin.clients) > 1 else ''} {numbers}, " if plugin.clients else ""
         lines.append(f"  in round {plugin.round}, {clients}phase {plugin.phase!r}")
     if plugin is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from mpifed.running.result import Result
-    from mpifed.storage.results import Point, RunData
+    from mpifed.storage.results import OutputPoint, RunData
 
 __all__ = ["export"]
 
@@ -71,7 +71,7 @@ def _expect_results(run: Path) -> None:
     raise click.UsageError(f"there is no {RUN_FILE} in {run}: {hint}")
 
 
-def _weights(data: RunData, point: Point, result: Result) -> dict[str, torch.Tensor]:
+def _weights(data: RunData, point: OutputPoint, result: Result) -> dict[str, torch.Tensor]:
     """Return the stored parameters, buffers and frozen parameters of the network, without executing code.
 
     Raises:
@@ -102,12 +102,12 @@ def _write(run: str, to: str) -> str:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     weights = _weights(data, outcome.point, result)
-    broken = [name for name, values in weights.items() if not values.isfinite().all()]
+    non_finite = [name for name, values in weights.items() if not values.isfinite().all()]
     metadata = metadata_of(data, result.metrics)
-    if broken:
+    if non_finite:
         raise ConfigError(
-            f"the weights of {run} after round {metadata['round']} are not finite ({', '.join(broken[:3])}): "
-            f"{result.stopped or 'the run has not ended'}"
+            f"the weights of {run} after round {metadata['round']} are not finite "
+            f"({', '.join(non_finite[:3])}): {result.stopped or 'the run has not ended'}"
         )
     write_weights(to, weights, metadata)
     if result.end is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mpifed.cli.options import complete_name, inspects
+from mpifed.cli.options import allow_code_option, complete_name
 from mpifed.cli.output import echo
 from mpifed.storage.files import expect_writable, is_figure
 
@@ -31,7 +31,7 @@ def list_(as_json):
     "--out", type=click.Path(), help="For a job file: path of the figure.  [default: JOB.clients.png]"
 )
 @click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
-@inspects(lambda settings: settings["name"].endswith(".toml"))
+@allow_code_option(lambda settings: settings["name"].endswith(".toml"))
 def info(name, overrides, out, cite):
     """Explain NAME: its settings with values, defaults and effects, its source, and the cost of a method.
 

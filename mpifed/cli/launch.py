@@ -17,8 +17,8 @@ import click
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import escape_control
 from mpifed.base.units import TIME, convert
-from mpifed.cli.batch_script import Batch, sbatch_words, seconds
-from mpifed.cli.options import inspects
+from mpifed.cli.batch_script import Batch, parse_time_limit, split_sbatch_line
+from mpifed.cli.options import allow_code_option
 from mpifed.cli.output import echo
 from mpifed.storage.slurm_array import HEAD, SCRIPT
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["array_tasks", "launch", "time_limit"]
 
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
-MOST = 65_000
+MAX_SIZE = 65_000
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
-_OF_A_JOB = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
-_OF_A_SITE = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
+_JOB_VARIABLES = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
+_SITE_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
 
 
-class _Recording(click.Command):
-    """A command that records its arguments as typed, for the head of the script."""
+class _ArgumentRecorder(click.Command):
+    """A command that records its arguments as typed; the script contains them as a comment."""
 
     def parse_args(self, ctx, args):
         ctx.meta["arguments"] = tuple(
@@ -44,8 +44,8 @@ class _Recording(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _matching(pattern: str, expected: str):
-    """Return a callback of an option that accepts texts matching a pattern."""
+def _full_match(pattern: str, expected: str):
+    """Return an option's callback that accepts values matching a pattern as a whole."""
 
     def callback(ctx, parameter, value):
         if value is not None and not re.fullmatch(pattern, value, re.ASCII):
@@ -55,14 +55,14 @@ def _matching(pattern: str, expected: str):
     return callback
 
 
-def _size(name: str, help: str):
+def _size_option(name: str, help: str):
     """Return an option for a positive integer."""
-    return click.option(name, type=click.IntRange(1, MOST), default=1, show_default=True, help=help)
+    return click.option(name, type=click.IntRange(1, MAX_SIZE), default=1, show_default=True, help=help)
 
 
 def time_limit(ctx, parameter, value):
     """Return a limit in Slurm's formats unchanged, and a time with a unit in whole minutes, rounded up."""
-    if value is None or seconds(value) is not None:
+    if value is None or parse_time_limit(value) is not None:
         return value
     with contextlib.suppress(ValueError):
         if (limit := convert(value, TIME)) > 0:
@@ -70,21 +70,21 @@ def time_limit(ctx, parameter, value):
     raise click.BadParameter(f"expected minutes, H:M:S, D-H:M:S or a time such as 2h, got {value!r}")
 
 
-def _warning_time(ctx, parameter, value) -> int:
+def _parse_warning_time(ctx, parameter, value) -> int:
     """Return a time with or without a unit in whole seconds."""
     try:
         seconds = float(value) if re.fullmatch(r"[\d.]+", value, re.ASCII) else convert(value, TIME)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    if not 1 <= seconds <= MOST:
-        raise click.BadParameter(f"expected 1 to {MOST} seconds, got {value!r}")
+    if not 1 <= seconds <= MAX_SIZE:
+        raise click.BadParameter(f"expected 1 to {MAX_SIZE} seconds, got {value!r}")
     return int(seconds)
 
 
-def _extra(ctx, parameter, value):
+def _parse_extra(ctx, parameter, value):
     def words(line: str) -> tuple[str, ...]:
         try:
-            return sbatch_words(line)
+            return split_sbatch_line(line)
         except ValueError as error:
             raise click.BadParameter(
                 f"expected an option of sbatch, e.g. --account=abc123, got {line!r}: {error}"
@@ -93,31 +93,31 @@ def _extra(ctx, parameter, value):
     return tuple(map(words, value))
 
 
-def _setup(ctx, parameter, value):
-    """Refuse incomplete lines of shell: an open quote or here-document would extend over the script."""
+def _validate_setup(ctx, parameter, value):
+    """Refuse incomplete lines of shell: an unclosed quote would include the rest of the script."""
     text = "\n".join(value)
     if re.search(r"^#SBATCH", text, re.M) or "\r" in text or re.search(r"(?<!\\)(\\\\)*\\$", text):
         raise click.BadParameter(
             f"expected lines of shell without a backslash at the end, got {text!r}: options of sbatch go "
             "into --extra"
         )
-    read = subprocess.run(["bash", "-n"], input=os.fsencode(text), capture_output=True) if text else None
-    if read and read.stderr:
-        found = read.stderr.decode(errors="replace").splitlines()[0].removeprefix("bash: ")
-        raise click.BadParameter(f"bash cannot read {text!r}: {found}")
+    check = subprocess.run(["bash", "-n"], input=os.fsencode(text), capture_output=True) if text else None
+    if check and check.stderr:
+        message = check.stderr.decode(errors="replace").splitlines()[0].removeprefix("bash: ")
+        raise click.BadParameter(f"expected complete lines of shell, got {text!r}: {message}")
     return value
 
 
-@click.command(cls=_Recording)
+@click.command(cls=_ArgumentRecorder)
 @click.argument("job", type=click.Path())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@_size("--nodes", "Nodes per run.")
-@_size("--ranks-per-node", "MPI ranks on each node.")
-@_size("--cpus-per-rank", "Cores and threads per rank.")
+@_size_option("--nodes", "Nodes per run.")
+@_size_option("--ranks-per-node", "MPI ranks on each node.")
+@_size_option("--cpus-per-rank", "Cores and threads per rank.")
 @click.option(
     "--gpus-per-node",
     metavar="[TYPE:]N",
-    callback=_matching(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
+    callback=_full_match(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
     help="GPUs per node; the ranks of a node use them in turn.",
 )
 @click.option(
@@ -129,7 +129,7 @@ def _setup(ctx, parameter, value):
 @click.option(
     "--partition",
     metavar="TEXT",
-    callback=_matching(r"[^\s,]+(,[^\s,]+)*", "a name, or several names separated by commas"),
+    callback=_full_match(r"[^\s,]+(,[^\s,]+)*", "a name, or several names separated by commas"),
     help="Partition (queue).",
 )
 @click.option(
@@ -153,7 +153,7 @@ def _setup(ctx, parameter, value):
 @click.option(
     "--warning",
     metavar="TIME",
-    callback=_warning_time,
+    callback=_parse_warning_time,
     default="120",
     show_default=True,
     help="Write a checkpoint and end, with exit code 85, this long before the time limit (seconds, or 5min).",
@@ -162,14 +162,14 @@ def _setup(ctx, parameter, value):
     "--extra",
     multiple=True,
     metavar="OPTION",
-    callback=_extra,
+    callback=_parse_extra,
     help='Further option of sbatch, e.g. "--account=abc123".',
 )
 @click.option(
     "--setup",
     multiple=True,
     metavar="LINE",
-    callback=_setup,
+    callback=_validate_setup,
     help='Line of shell to execute first, e.g. "module load cuda".',
 )
 @click.option(
@@ -180,7 +180,7 @@ def _setup(ctx, parameter, value):
 )
 @click.option("--no-submit", is_flag=True, help="Write the script without submitting it.")
 @click.option("--dry-run", is_flag=True, help="Print the script without writing it.")
-@inspects(lambda settings: settings["dry_run"])
+@allow_code_option(lambda settings: settings["dry_run"])
 @click.pass_context
 def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """Write a Slurm batch script that runs the job file JOB, and submit it. KEY=VALUE changes settings.
@@ -197,10 +197,19 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     activate it with --setup. Paths are relative to the folder of submission. KEY=VALUE after the name of the
     script changes settings again.
     """
-    plan = _planned(job, list(settings), axes, parts)
-    shares = () if path else plan.shares
+    plan = _plan(job, list(settings), axes, parts)
+    assigned_runs = () if path else plan.assigned_runs
     command = ctx.meta["arguments"]
-    batch = Batch(job, settings, plan.tasks, plan.parts, plan.verb, command=command, shares=shares, **sizes)
+    batch = Batch(
+        job,
+        settings,
+        plan.tasks,
+        plan.parts,
+        plan.subcommand,
+        command=command,
+        assigned_runs=assigned_runs,
+        **sizes,
+    )
     if batch.preemptible and plan.config.run.overwrite:
         raise click.UsageError(
             "a preemptible job with run.overwrite=true would restart from the beginning each time: leave "
@@ -216,18 +225,18 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
 
 
 class _Plan(NamedTuple):
-    """A configuration of a run, the folder of results, and fields of :class:`Batch`."""
+    """The configuration of one run, the output folder, and fields of :class:`Batch`."""
 
     config: Config
     out: str
-    verb: str = "run"
+    subcommand: str = "run"
     tasks: tuple[tuple[str, ...], ...] = ()
     parts: int = 0
-    shares: tuple[tuple[str, ...], ...] = ()
+    assigned_runs: tuple[tuple[str, ...], ...] = ()
 
 
-def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> _Plan:
-    """Plan the batch job of a job file: a run, one run per combination of ``axes``, a sweep, or a search."""
+def _plan(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> _Plan:
+    """Plan a batch job: a run, one run per combination of the options ``--array``, a sweep or a search."""
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
     from mpifed.config.tables import parse_value, read_table
@@ -245,8 +254,10 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
     if section:
         runs, parts = variants(job, settings), parts or 1
         config = runs[0].config
-        shares = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
-        return _Plan(config, str(Path(config.run.out).parent), "sweep", parts=parts, shares=shares)
+        assigned_runs = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
+        return _Plan(
+            config, str(Path(config.run.out).parent), "sweep", parts=parts, assigned_runs=assigned_runs
+        )
     if parts:
         raise click.UsageError(
             f"--parts needs a job file with a [sweep] or a [tune], which {job} does not have: use --array "
@@ -257,7 +268,7 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
     for task in tasks:
         Config.load(job, [*settings, *task])
     names = tuple((Path(parse_value(task[-1].removeprefix("run.out="))).name,) for task in tasks)
-    return _Plan(config, config.run.out, tasks=tasks, shares=names)
+    return _Plan(config, config.run.out, tasks=tasks, assigned_runs=names)
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
@@ -273,23 +284,23 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
     choices = {}
     for axis in axes:
         key, equals, text = axis.partition("=")
-        values = [value.strip() for value in _values(text)]
+        values = [value.strip() for value in _split_values(text)]
         if not equals or not key or not all(values):
             raise ConfigError(f"--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
         if key in choices:
-            raise ConfigError(f"--array has {key} twice: give all values at once, {key}=VALUE,VALUE,...")
+            raise ConfigError(f"--array: got {key} twice, expected all values at once, {key}=VALUE,VALUE,...")
         choices[key] = values
     tasks = expand(choices)
     names = folder_names([flatten({key: parse_value(text) for key, text in task.items()}) for task in tasks])
     if first_duplicate(names):
-        raise ConfigError(f"--array has the same run twice: {', '.join(axes)}")
+        raise ConfigError(f"--array: expected distinct values, got {', '.join(axes)}")
     return [
         (*(f"{key}={text}" for key, text in task.items()), f"run.out={as_text(str(Path(out) / name))}")
         for task, name in zip(tasks, names)
     ]
 
 
-def _values(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     """Split a text at commas outside quotes and brackets; ``[""]`` if a quote or bracket is not closed."""
     values, depth, quote = [""], 0, ""
     for character in text:
@@ -312,7 +323,7 @@ def _write(path: Path, text: str, submit: bool) -> None:
             "there is no sbatch on this machine: write the script with --no-submit or print it with --dry-run"
         )
     try:
-        _expect_own(path)
+        _expect_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.fsencode(text))
     except (OSError, ValueError) as error:  # a null character is a ValueError
@@ -328,8 +339,8 @@ def _write(path: Path, text: str, submit: bool) -> None:
             raise click.UsageError(f"sbatch refused {path}")
 
 
-def _expect_own(path: Path) -> None:
-    """Refuse to replace a file that this command has not written."""
+def _expect_replaceable(path: Path) -> None:
+    """Raise a UsageError if a file exists that this command has not written."""
     if not path.exists() and not path.is_symlink():
         return
     if path.is_file():  # opening anything else might block
@@ -340,9 +351,9 @@ def _expect_own(path: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without variables of another job, in which this shell may have been started."""
+    """Return the environment without the variables of a Slurm or MPI job in which this command may run."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_OF_A_JOB) or name.startswith(_OF_A_SITE)
+        if not name.startswith(_JOB_VARIABLES) or name.startswith(_SITE_VARIABLES)
     }

@@ -20,7 +20,14 @@ from mpifed import __version__
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.entry import loading
-from mpifed.cli.errors import RANK_VARIABLES, describe, end, explain, is_explained, rank
+from mpifed.cli.errors import (
+    RANK_VARIABLES,
+    describe,
+    exit_with,
+    is_user_error,
+    launcher_rank,
+    report_and_exit,
+)
 from mpifed.cli.export import export
 from mpifed.cli.info import info, list_, schema
 from mpifed.cli.launch import launch
@@ -110,9 +117,9 @@ def run(file, overrides, data_dir, resume_, with_report):
         from mpifed.running.run import run as run_job
 
     comm = _ranks()
-    extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
+    data_dir_override = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
     with collective_errors(comm, ConfigError):
-        config = Config.load(file, [*overrides, *extra])
+        config = Config.load(file, [*overrides, *data_dir_override])
     _warn_idle(comm, config.problem.clients)
     _execute(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
@@ -158,15 +165,15 @@ def sweep(file, overrides, only_list, part):
     comm = _ranks()
     with collective_errors(comm, ConfigError):
         names = select_part([*variant_tables(file, list(overrides))], part)
-        every = [] if only_list else variants(file, list(overrides))
+        variants_ = [] if only_list else variants(file, list(overrides))
     if only_list:
         echo("\n".join(names)) if comm.rank == 0 else None
         return
-    runs = select_part(every, part)
+    runs = select_part(variants_, part)
     try:
-        outcome = sweep_runs(runs, comm, [one for one in every if one not in runs])
+        outcome = sweep_runs(runs, comm, [one for one in variants_ if one not in runs])
     except (Stopped, KeyboardInterrupt):
-        end(EXIT_RESUME)
+        exit_with(EXIT_RESUME)
     if comm.rank == 0:
         echo(
             f"{outcome.done} runs are finished, {outcome.before} of them before this command; "
@@ -197,7 +204,7 @@ def _ranks() -> SerialComm:
             name = signal.Signals(number).name
             text = f"mpifed: {name} arrived before the run began: start it with the same command"
             echo(text, err=True)
-        end(EXIT_RESUME)
+        exit_with(EXIT_RESUME)
     return comm
 
 
@@ -220,7 +227,7 @@ def _execute(comm, job, report_in: str | None) -> None:
     except SystemExit as error:  # other ranks wait for this rank
         raise RuntimeError(f"user code called sys.exit({error.code}) during a run") from error
     if result.unfinished:
-        end(EXIT_RESUME)
+        exit_with(EXIT_RESUME)
     if comm.rank == 0 and report_in is not None:
         from mpifed.report.report import report as write_report
 
@@ -243,7 +250,7 @@ def _report_success() -> None:
     A file is removed, which also works on a full disk.
     """
     mark = os.environ.get("MPIFED_UNFINISHED")
-    if not mark or rank() != "0":
+    if not mark or launcher_rank() != "0":
         return
     try:
         os.remove(mark)
@@ -259,20 +266,22 @@ def main() -> None:
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
-        warnings.showwarning = lambda *one, **_: print_error(warnings.formatwarning(*one[:4]).rstrip())
+        warnings.showwarning = lambda *arguments, **_: print_error(
+            warnings.formatwarning(*arguments[:4]).rstrip()
+        )
     sys.excepthook = print_traceback
     with quiet_broken_pipe(abort_all):
         settings = {"traceback": False}
         try:
             cli(standalone_mode=False, obj=settings)
             _report_success()
-        except SystemExit as leaving:
-            if not leaving.code:
+        except SystemExit as error:
+            if not error.code:
                 _report_success()
             raise
         except Exception as error:
-            if not is_explained(error):
+            if not is_user_error(error):
                 raise
             if settings["traceback"]:
                 print_traceback(*sys.exc_info())
-            explain(error)
+            report_and_exit(error)

@@ -68,15 +68,15 @@ def measure(job, overrides, points, samples, top, iterations, of):
     folder = Path(config.run.out)
     with collective_errors(comm, ConfigError):
         if comm.rank == 0:
-            _expect_places(folder)
-    found = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
+            _prepare_folder(folder)
+    estimates = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
     with collective_errors(comm, ConfigError):
         if comm.rank == 0:
-            _show(found, folder)
+            _show(estimates, folder)
 
 
-def _expect_places(folder: Path) -> None:
-    """Create the folder, and check that no other file would be replaced."""
+def _prepare_folder(folder: Path) -> None:
+    """Create the folder, and raise a ConfigError if a file of the user would be replaced."""
     from mpifed.storage.files import ASSUMPTION_FILES, register
 
     try:
@@ -88,9 +88,9 @@ def _expect_places(folder: Path) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _show(found: dict, folder: Path) -> None:
+def _show(estimates: dict, folder: Path) -> None:
     from mpifed.diagnostics.output import print_tables, write
 
-    print_tables(found)
-    for path in write(found, folder):
+    print_tables(estimates)
+    for path in write(estimates, folder):
         echo(path)

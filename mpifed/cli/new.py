@@ -93,16 +93,16 @@ def job(name, method, problem):
     echo(f"next: mpifed run {path}, or on four ranks: mpirun -n 4 mpifed run {path}")
 
 
-def _from_template(kind: str, placeholder: str, name: str) -> None:
+def _from_template(noun: str, placeholder: str, name: str) -> None:
     """Write a template with ``name`` as its class, and print the next commands."""
     if not name.isidentifier():
         raise ConfigError(f"expected the name of a class, e.g. {placeholder}, got {name!r}")
     path = Path(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() + ".py")
     _expect_free(path)
-    text = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
+    text = (_TEMPLATES / f"{noun}.py").read_text(encoding="utf-8")
     _write(path, text.replace(placeholder, name).replace("FILE", path.name))
     echo(f"test it:        mpifed check ./{path}:{name}")
-    echo(f"write its job:  mpifed new job --{kind} ./{path}:{name}")
+    echo(f"write its job:  mpifed new job --{noun} ./{path}:{name}")
 
 
 def _expect_free(path: Path) -> None:
@@ -131,13 +131,13 @@ def job_text(method: str | None, problem: str | None, name: str) -> str:
 
     method = method or _PAIRS[find_class(problem, "problem").family if problem else "minimax"][0]
     problem = problem or _PAIRS[find_class(method, "algorithm").family][1]
-    parts = _part("algorithm", method), _part("problem", problem)
+    parts = _section_text("algorithm", method), _section_text("problem", problem)
     text = "".join([_HEAD, *parts, _TAIL.format(name=name)])
     Config.from_table(loads(text))
     return text
 
 
-def _part(section: str, name: str) -> str:
+def _section_text(section: str, name: str) -> str:
     """Return a section with all settings of a class; settings with a default are comments."""
     from mpifed.base.settings import as_table, default_of
     from mpifed.cli.catalogue import example
@@ -146,16 +146,16 @@ def _part(section: str, name: str) -> str:
 
     cls = find_class(name, section)
     fields = [field for field in dataclasses.fields(cls) if field.init]
-    given = _VALUES.keys() - getattr(cls, "example", {}).keys() if section == "problem" else set()
-    values = {field.name: _VALUES[field.name] for field in fields if field.name in given}
-    made = example(cls, values)
+    defaults_given = _VALUES.keys() - getattr(cls, "example", {}).keys() if section == "problem" else set()
+    values = {field.name: _VALUES[field.name] for field in fields if field.name in defaults_given}
+    instance = example(cls, values)
     effects = {row.name: row.effect for row in rows_of(cls)}
     lines = [f"[{section}]", f'name = "{name}"']
     for field in fields:
         default = default_of(field)
-        needed = field.name in values or default is dataclasses.MISSING
-        value = toml(as_table(getattr(made, field.name) if needed else default))
-        setting = f"{'' if needed else '# '}{field.name} = {'...' if value == 'unset' else value}"
+        required = field.name in values or default is dataclasses.MISSING
+        value = toml(as_table(getattr(instance, field.name) if required else default))
+        setting = f"{'' if required else '# '}{field.name} = {'...' if value == 'unset' else value}"
         lines += _commented(setting, effects[field.name])
     return "\n".join([*lines, "", ""])
 

@@ -14,14 +14,14 @@ from mpifed.base.log import LOG, PHASES
 __all__ = [
     "complete_name",
     "complete_setting",
-    "inspects",
+    "allow_code_option",
     "job_argument",
     "part_option",
     "report_option",
     "verbosity",
 ]
 
-_REMEDY = "this command only looks at the job. Read the code first, then execute it with --allow-code"
+_REMEDY = "read the code, then add --allow-code"
 
 report_option = click.option(
     "--report/--no-report",
@@ -46,7 +46,11 @@ def complete_setting(ctx, param, incomplete: str) -> list[str]:
     from mpifed.config.tuning import Tune
 
     keys = [*(Config.model_fields.keys() - SECTIONS), "algorithm.name", "problem.name", "problem.clients"]
-    keys += [f"{name}.{key}" for name, one in {**SECTIONS, "tune": Tune}.items() for key in one.model_fields]
+    keys += [
+        f"{name}.{key}"
+        for name, section in {**SECTIONS, "tune": Tune}.items()
+        for key in section.model_fields
+    ]
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 
 
@@ -68,12 +72,11 @@ def part_option(what: str) -> Callable:
     return click.option("--part", default="0/1", show_default=True, metavar="I/N", help=text)
 
 
-def inspects(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
-    """Add the option ``--allow-code`` to a command that inspects a job. Without the option, the command
-    executes no code that the job names.
+def allow_code_option(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
+    """Add the option ``--allow-code`` to a command that inspects a job. Without it, user code is refused.
 
     Args:
-        only: whether a command with these arguments only inspects the job.
+        only: whether a command with these arguments only inspects the job; other commands execute user code.
     """
 
     def decorate(command: Callable) -> Callable:
@@ -109,8 +112,8 @@ def _set_level(context, parameter, value) -> None:
 def verbosity(command):
     """Add the options -v and -q, which set the level of the logger "mpifed"."""
     settings = {"expose_value": False, "callback": _set_level}
-    more = "Log the time of each round in run.out/log; -vv: also of each phase."
-    verbose = click.option("-v", "--verbose", count=True, help=more, **settings)
-    less = "Print warnings only, without a progress bar."
-    quiet = click.option("-q", "--quiet", is_flag=True, help=less, **settings)
+    verbose_help = "Log the time of each round in run.out/log; -vv: also of each phase."
+    verbose = click.option("-v", "--verbose", count=True, help=verbose_help, **settings)
+    quiet_help = "Print warnings only, without a progress bar."
+    quiet = click.option("-q", "--quiet", is_flag=True, help=quiet_help, **settings)
     return verbose(quiet(command))

@@ -86,14 +86,14 @@ def _paper(figure, latex, width, x, metrics, labels):
 
     from mpifed.report.report import Paper
 
-    for name, value, of in (("width", width, figure), ("x", x, figure), ("metrics", metrics, figure or latex),
-                            ("labels", labels, figure or latex)):  # fmt: skip
-        if value and not of:
+    outputs = {"width": figure, "x": figure, "metrics": figure or latex, "labels": figure or latex}
+    for name, value in (("width", width), ("x", x), ("metrics", metrics), ("labels", labels)):
+        if value and not outputs[name]:
             raise click.UsageError(
                 f"--{name} needs --figure FILE" + (" or --latex FILE" if name[0] in "ml" else "")
             )
     lists = {"metrics": metrics, "x": x}
-    given = {name: tuple(part.strip() for part in text.split(",")) for name, text in lists.items() if text}
-    given |= {"width": width} if width else {}
+    options = {name: tuple(part.strip() for part in text.split(",")) for name, text in lists.items() if text}
+    options |= {"width": width} if width else {}
     files = {"figure": figure, "latex": latex, "labels": labels}
-    return Paper(**given, **{name: path and Path(path) for name, path in files.items()})
+    return Paper(**options, **{name: path and Path(path) for name, path in files.items()})

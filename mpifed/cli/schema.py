@@ -1,7 +1,7 @@
 """Settings as described by pydantic's JSON schema: rows of tables, and the JSON schema of job files.
 
-``mpifed schema`` prints the schema of job files as draft 4, which TOML editors support. It requires no
-settings, because a [sweep] may provide settings that the sections leave out.
+``mpifed schema`` prints the schema of job files as draft 4, the version that TOML editors support. No setting
+is required in it, because a [sweep] may provide settings that the sections omit.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
 
 def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Describe the values that a JSON schema accepts; "" if it accepts all values."""
-    options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if "$ref" in schema and "title" not in schema:
         return _values(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "title" in schema:
         words = schema["title"]
     elif options:
-        words = " or ".join(filter(None, (_values(one, definitions) for one in options)))
+        words = " or ".join(filter(None, (_values(option, definitions) for option in options)))
     elif "enum" in schema or "const" in schema:
-        words = ", ".join(f'"{one}"' for one in schema.get("enum", [schema.get("const")]))
+        words = ", ".join(f'"{option}"' for option in schema.get("enum", [schema.get("const")]))
     elif schema.get("type") == "array":
         items = _values(schema.get("items", {}), definitions)
         words = f"list of: {items}" if items else "list"
@@ -123,7 +123,7 @@ def toml(value) -> str:
     if isinstance(value, dict) and value.get("name") == "constant":
         return toml(value["value"])
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{key} = {toml(item)}' for key, item in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     return "unset" if value is None else str(value)
@@ -131,19 +131,19 @@ def toml(value) -> str:
 
 def job_schema() -> dict[str, Any]:
     """Return the JSON schema of job files as JSON-able values."""
-    free = dict[str, Any]
+    any_table = dict[str, Any]
     job = create_model(
         "JobFile",
         __base__=Config,
         algorithm=(Annotated[Any, Options("method", ALGORITHMS, user=True)], None),
         problem=(Annotated[Any, Options("problem", PROBLEMS, user=True)], None),
         tune=(Tune, None),
-        sweep=(free | list[free], Field(None, description="lists of settings")),
+        sweep=(any_table | list[any_table], Field(None, description="lists of settings")),
     )
     schema = json_schema(job)
-    for table in schema["properties"]["algorithm"]["anyOf"]:
+    for table in schema["properties"]["algorithm"]["anyOf"]:  # a theorem can determine any numeric setting
         for key, value in table.get("properties", {}).items():
-            if key != "name" and "umber" in _values(value, schema["$defs"]):
+            if key != "name" and "number" in _values(value, schema["$defs"]).lower():
                 table["properties"][key] = {
                     "description": value["description"],
                     "anyOf": [value, *_THEOREM],
@@ -154,7 +154,7 @@ def job_schema() -> dict[str, Any]:
 def _draft_4(node):
     """Convert a JSON schema to draft 4, without null, which TOML lacks, and without required settings."""
     if isinstance(node, list):
-        return [_draft_4(one) for one in node if one != {"type": "null"}]
+        return [_draft_4(item) for item in node if item != {"type": "null"}]
     if not isinstance(node, dict):
         return node
     table = {}

@@ -28,16 +28,16 @@ __all__ = ["follow", "row", "status", "table"]
 
 #: Units of a time, in seconds.
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-#: State of an array element → states of runs. The first entry that contains the state of a run applies.
-_ELEMENTS = {
+#: State of an array element → states of runs. An element has the first state that applies to one of its runs.
+_ELEMENT_STATES = {
     "running": ("running", "running?"),
     "failed": ("failed", "damaged", "unreadable"),
     "stopped": ("stopped",),
 }
 #: States of runs that have not ended.
 ACTIVE = ("running", "running?", "not begun")
-#: Columns that change at every look.
-CLOCKS = ("written", "rounds/s", "left")
+#: Columns that change even if the run does not.
+TIME_COLUMNS = ("written", "rounds/s", "left")
 
 
 @click.command()
@@ -64,7 +64,7 @@ def status(places, as_json, following, interval):
 
     The command writes nothing and does not affect running runs.
     """
-    from mpifed.storage.status import is_run, survey
+    from mpifed.storage.status import find_statuses, is_run
     from mpifed.storage.status import status as status_of
 
     jobs = [place for place in places if place.endswith(".toml")]
@@ -72,7 +72,9 @@ def status(places, as_json, following, interval):
     planned = [run for job in jobs for run in _runs_of(job)]
 
     def look() -> list[Status]:
-        return survey(folders) + [status_of(run.folder) if is_run(run.folder) else run for run in planned]
+        return find_statuses(folders) + [
+            status_of(run.folder) if is_run(run.folder) else run for run in planned
+        ]
 
     if following and as_json:
         raise click.UsageError("--follow and --json cannot be combined: leave one out")
@@ -99,9 +101,11 @@ def _runs_of(job: str) -> Iterator[Status]:
         raise click.UsageError(
             f"{job} has a [tune], whose runs are not known in advance: expected its folder, run.out"
         )
-    for one in variant_tables(job).values() if "sweep" in table else [table]:
-        found = summarise(one)
-        yield Status(Path(found.out), "not begun", "", found.method, found.problem, rounds=found.rounds)
+    for run_table in variant_tables(job).values() if "sweep" in table else [table]:
+        summary = summarise(run_table)
+        yield Status(
+            Path(summary.out), "not begun", "", summary.method, summary.problem, rounds=summary.rounds
+        )
 
 
 def _entry(run: Status) -> dict:
@@ -130,22 +134,22 @@ def table(runs: Sequence[Status], shown: Sequence[Status] | None = None) -> list
         shown: the runs that have a line; by default all runs.
     """
     rows = [row(run) for run in (runs if shown is None else shown)]
-    names = [name for name in row(runs[0]) if any(one[name] for one in rows)]
+    names = [name for name in row(runs[0]) if any(cells[name] for cells in rows)]
     lines = [dict(zip(names, names)), *rows]
     width = {name: max(len(line[name]) for line in lines) for name in names}
-    listed = ["  ".join(line[name].ljust(width[name]) for name in names).rstrip() for line in lines]
+    run_lines = ["  ".join(line[name].ljust(width[name]) for name in names).rstrip() for line in lines]
     counts = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
-    return [*listed, *_arrays(runs), *([f"{len(runs)} runs: {counts}"] if len(runs) > 1 else [])]
+    return [*run_lines, *_arrays(runs), *([f"{len(runs)} runs: {counts}"] if len(runs) > 1 else [])]
 
 
 def row(run: Status) -> dict[str, str]:
     """Return the cells of a run by column."""
-    done, of = ("?" if number is None else f"{number:,}" for number in (run.round or 0, run.rounds))
+    completed, total = ("?" if number is None else f"{number:,}" for number in (run.round or 0, run.rounds))
     cells = {
         "run": str(run.folder),
         "method": run.method,
         "problem": run.problem,
-        "round": f"{done} of {of}" if run.rounds is not None or run.state != "not begun" else "",
+        "round": f"{completed} of {total}" if run.rounds is not None or run.state != "not begun" else "",
         "state": run.state,
         "metric": _value(run.metric),
         "validation": _value(run.validation),
@@ -171,16 +175,19 @@ def _arrays(runs: Sequence[Status]) -> list[str]:
     for script, elements in arrays.items():
         states: dict[str, list[int]] = {}
         for number, found in sorted(elements.items()):
-            states.setdefault(_element(found), []).append(number)
+            states.setdefault(_element_state(found), []).append(number)
         text = ", ".join(f"{len(numbers)} {state} ({_ranges(numbers)})" for state, numbers in states.items())
         lines.append(escape_control(f"{script}, {len(elements)} element(s): {text}", line=True))
     return lines
 
 
-def _element(states: set[str]) -> str:
-    """Return the state of an element of a job array; an element that ended between two runs is stopped."""
-    for name, some in _ELEMENTS.items():
-        if states & {*some}:
+def _element_state(states: set[str]) -> str:
+    """Return the state of an element of a job array from the states of its runs.
+
+    An element whose runs are partly finished and partly not begun is stopped.
+    """
+    for name, run_states in _ELEMENT_STATES.items():
+        if states & {*run_states}:
             return name
     return {frozenset({"finished"}): "done", frozenset({"not begun"}): "waiting"}.get(
         frozenset(states), "stopped"
@@ -249,7 +256,7 @@ class _Changes:
 
     def __call__(self, runs: Sequence[Status]) -> None:
         for run in runs:
-            cells = [text for name, text in row(run).items() if text and name not in CLOCKS]
+            cells = [text for name, text in row(run).items() if text and name not in TIME_COLUMNS]
             if self._known.get(run.folder) != cells:
                 self._known[run.folder] = cells
                 echo("  ".join(cells))

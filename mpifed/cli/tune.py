@@ -10,8 +10,8 @@ import click
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.cli.entry import loading
-from mpifed.cli.errors import end
-from mpifed.cli.options import inspects, job_argument, part_option, verbosity
+from mpifed.cli.errors import exit_with
+from mpifed.cli.options import allow_code_option, job_argument, part_option, verbosity
 from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -28,7 +28,7 @@ __all__ = ["tune"]
 @job_argument("file")
 @click.option("--list", "only_list", is_flag=True, help="Print the search space of every method, and exit.")
 @part_option("tasks and methods")
-@inspects(lambda settings: settings["only_list"])
+@allow_code_option(lambda settings: settings["only_list"])
 @verbosity
 @hold_signals()
 def tune(file, overrides, only_list, part):
@@ -60,12 +60,12 @@ def tune(file, overrides, only_list, part):
         _print_space(job) if comm.rank == 0 else None
         return
     try:
-        found = search(job, comm, part)
+        results = search(job, comm, part)
     except Interrupted as stopped:
         info(str(stopped)) if comm.rank == 0 else None
-        end(EXIT_RESUME)
+        exit_with(EXIT_RESUME)
     if comm.rank == 0:
-        _print_results(job, found)
+        _print_results(job, results)
 
 
 def _print_space(tuning: Tuning) -> None:
@@ -76,7 +76,7 @@ def _print_space(tuning: Tuning) -> None:
     rows: list = []
     studies = [study for study in tuning.studies if study.task == tuning.studies[0].task]
     for study in studies:
-        space = {key: str(one) for key, one in study.space.open.items()}
+        space = {key: str(domain) for key, domain in study.space.open.items()}
         space = space or {"": "nothing is searched: one run with each seed"}
         names = [study.method, *[""] * (len(space) - 1)]
         rows += [*zip(names, space, space.values()), None]
@@ -91,21 +91,26 @@ def _print_space(tuning: Tuning) -> None:
         echo(f"tasks: {'; '.join(tasks)}")
 
 
-def _print_results(tuning: Tuning, found: Sequence[SearchResult | None]) -> None:
+def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
     """Print the best settings of every method and their cost."""
     from mpifed.tuning.results import BEST
 
     tasks = any(study.task for study in tuning.studies)
-    metrics = " / ".join(dict.fromkeys(one.metric for one in found if one))
+    metrics = " / ".join(dict.fromkeys(result.metric for result in results if result))
     rows = []
-    for study, one in zip(tuning.studies, found):
+    for study, result in zip(tuning.studies, results):
         row = ["not done yet", "", "", ""]
-        if one is not None:
-            settings = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
-            row = [settings, f"{one.value:.5g}", f"{len(one.tried)}", f"{one.spent:,} of {one.budget:,}"]
+        if result is not None:
+            settings = ", ".join(f"{key} = {value}" for key, value in result.settings.items())
+            row = [
+                settings,
+                f"{result.value:.5g}",
+                f"{len(result.tried)}",
+                f"{result.spent:,} of {result.budget:,}",
+            ]
         rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
-    for study, one in zip(tuning.studies, found):
-        for text in one.warnings if one else ():
+    for study, result in zip(tuning.studies, results):
+        for text in result.warnings if result else ():
             echo(f"mpifed: warning: {study.title}: {text}", err=True)
     echo(tuning.out / BEST)

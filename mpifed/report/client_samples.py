@@ -20,7 +20,7 @@ from rich.table import Table
 from mpifed.base.console import Console
 from mpifed.base.log import escape_mathtext
 from mpifed.config.job import Config, ConfigError
-from mpifed.storage.files import MADE_BY, writing
+from mpifed.storage.files import PNG_METADATA, writing
 
 __all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw", "show"]
 
@@ -143,4 +143,4 @@ def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
         )
     elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), colours), ax=axes, label="class")
-    figure.savefig(file, format="png", metadata=MADE_BY)
+    figure.savefig(file, format="png", metadata=PNG_METADATA)

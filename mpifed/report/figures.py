@@ -31,7 +31,7 @@ from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.frame import frame
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
-from mpifed.storage.files import FIGURE_MARK, MADE_BY
+from mpifed.storage.files import FIGURE_MARK, PNG_METADATA
 from mpifed.storage.results import RunData, expect
 
 __all__ = [
@@ -152,7 +152,7 @@ def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str
     handles = [Line2D([], [], **style(number)) for number in range(len(settings))]
     place = dict(loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
     figure.legend(handles, names, **place)
-    figure.savefig(file, format="png", metadata=MADE_BY)
+    figure.savefig(file, format="png", metadata=PNG_METADATA)
 
 
 def _panels(

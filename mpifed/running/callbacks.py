@@ -94,7 +94,9 @@ class Callbacks:
     ):
         self._callbacks, self._simulation, self._recorder = callbacks, simulation, recorder
         self._comm, self._folder = comm, folder
-        present = np.array([any(hasattr(one, name) for one in callbacks) for name in METHODS], dtype=np.int64)
+        present = np.array(
+            [any(hasattr(callback, name) for callback in callbacks) for name in METHODS], dtype=np.int64
+        )
         comm.bcast_(present)
         self.methods = frozenset(name for name, found in zip(METHODS, present) if found)
 

@@ -25,10 +25,10 @@ from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
 
-__all__ = ["CheckpointManager", "Snapshot", "announce", "bytes_of", "expect_state", "writer"]
+__all__ = ["CheckpointManager", "Snapshot", "announce", "state_bytes", "expect_state", "writer_version"]
 
-#: While the run continues, a history of more than ``LONG`` bytes must grow by the share ``GROWTH`` before the
-#: results file is written again.
+#: The results file contains the whole history. To bound the cost of writing it again and again, a history of
+#: more than ``LONG`` bytes must have grown by the share ``GROWTH`` since the last time.
 LONG, GROWTH = 2**18, 1 / 32
 
 
@@ -85,8 +85,8 @@ class CheckpointManager:
             CollectiveError: the files cannot be written at the end; names the newest checkpoint.
         """
         self.recorder.gather()
-        wanted = self.run.checkpoint_every or signalled
-        snapshot = Snapshot.take(self.simulation, self.recorder, end) if wanted else None
+        has_checkpoint = self.run.checkpoint_every or signalled
+        snapshot = Snapshot.take(self.simulation, self.recorder, end) if has_checkpoint else None
         error = self._write(snapshot, end, metrics)
         if error and end:
             raise CollectiveError(error)
@@ -100,7 +100,7 @@ class CheckpointManager:
             warning(error)
 
     def repair(self, end: End, metrics: dict[str, float]) -> None:
-        """Write the results file if the run was killed between its last checkpoint and this file. Collective.
+        """Write the results file of a complete run that was killed after its last checkpoint. Collective.
 
         Raises:
             CollectiveError: it cannot be written.
@@ -129,7 +129,7 @@ class CheckpointManager:
             with collective_errors(self.comm, OSError, RuntimeError):  # HDF5 raises either
                 if snapshot:
                     snapshot.write(self.folder.path, self.run.keep, self.simulation, self.comm)
-                if self.comm.rank == 0 and (end or self._due()):
+                if self.comm.rank == 0 and (end or self._is_results_file_due()):
                     self.recorder.write(self.folder.path, end, metrics or {})
                     self._results_size = self.recorder.size
         except CollectiveError as error:
@@ -140,12 +140,12 @@ class CheckpointManager:
         return ""
 
     def _write_history(self) -> None:
-        recorder, known = self.recorder, self._history_rows
+        recorder, written = self.recorder, self._history_rows
         self._history_rows = 0  # after an error the file is written again
-        history.write(self.folder.path, known, len(recorder.costs), recorder.row_type, recorder.rows)
+        history.write(self.folder.path, written, len(recorder.costs), recorder.row_type, recorder.rows)
         self._history_rows = len(recorder.costs)
 
-    def _due(self) -> bool:
+    def _is_results_file_due(self) -> bool:
         """Whether to write the results file although the run continues."""
         size = self.recorder.size
         short = size <= LONG or size >= (1 + GROWTH) * self._results_size
@@ -293,7 +293,7 @@ class Snapshot:
         if lost:
             warning(
                 f"{self.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
-                f"of rounds {history.ranges(lost)} are lost; the run continues from the state in its "
+                f"of rounds {history.format_ranges(lost)} are lost; the run continues from the state in its "
                 "checkpoint, which is complete"
             )
         return tables
@@ -335,7 +335,7 @@ def _records(simulation: Simulation) -> dict[str, State]:
     }
 
 
-def bytes_of(simulation: Simulation) -> int:
+def state_bytes(simulation: Simulation) -> int:
     """Return the size in bytes of the state in a checkpoint, without the history."""
     numbers = sum(len(state.buffer) for state in _records(simulation).values())
     numbers += simulation.placement.clients * simulation.row_size
@@ -363,9 +363,9 @@ def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int
         _expect_arrays(header, arrays, clients)
     except ValidationError as error:
         text = explain(error.errors(), "its header").replace("\n", ", ")
-        raise ValueError(f"{text}; it was written by {writer(header)}") from None
+        raise ValueError(f"{text}; it was written by {writer_version(header)}") from None
     except ValueError as error:
-        raise ValueError(f"{error}; it was written by {writer(header)}") from None
+        raise ValueError(f"{error}; it was written by {writer_version(header)}") from None
 
 
 def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None:
@@ -390,7 +390,7 @@ def _type_text(array: tuple | None) -> str:
     return f"{array[1]} [{', '.join(map(str, array[0]))}]" if array else "nothing"
 
 
-def writer(header) -> str:
+def writer_version(header) -> str:
     """Return the version that wrote a checkpoint with this header, as text."""
     names = header.get("versions") if isinstance(header, dict) else None
     version = names.get("mpifed") if isinstance(names, dict) else None

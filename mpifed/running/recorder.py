@@ -1,7 +1,7 @@
-"""Collects the history of a run and writes its results file (:mod:`mpifed.storage.results`).
+"""The recorder of a run: collects its history and writes its results file (:mod:`mpifed.storage.results`).
 
 Rank 0 keeps the history in memory and replaces the file as a whole, so a reader never sees an incomplete
-file. The costs of the ranks are added up only when the history is written.
+file. The costs of the ranks are summed only when the history is written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recorder:
                 f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, "
                 f"more than {MEMORY / 2**30:.0f} GiB: record fewer blocks"
             )
-        self._base = np.zeros(len(COSTS))
+        self._costs_before = np.zeros(len(COSTS))
         self._pending: list[list[float]] = []
         self._costs, self._recorded = np.zeros((1, len(COSTS))), 0
         self.metrics: dict[str, list[float]] = {}
@@ -90,12 +90,12 @@ class Recorder:
         self._pending = []
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
-        rows[:, 1:] += self._base[1:]
+        rows[:, 1:] += self._costs_before[1:]
         # A non-finite value ends a run in the middle of a round, whose time is left out.
         clock = self.simulation.rounds.clock.collect(self.comm)[: len(rows)]
         # Summed in the order of the rounds, so that a resumed run gets the same bits.
-        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[1:]
-        self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
+        rows[:, _CLOCK] = np.cumsum([self._costs_before[_CLOCK], *clock])[1:]
+        self._costs_before[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._costs_before[_CLOCK]
         self._append(rows)
         self._peak_memory = peak_memory(self.comm, self.simulation.device)
 
@@ -133,15 +133,15 @@ class Recorder:
         """Return the history of the rounds ``first:end`` without checksums (rank 0)."""
         rows = np.zeros(end - first, self.row_type)
         rows["costs"], rows["metrics"], evaluated = self.costs[first:end], np.nan, self.metrics["round"]
-        some = slice(bisect.bisect_left(evaluated, first), bisect.bisect_left(evaluated, end))
-        at = np.array(evaluated[some], dtype=np.int64) - first
-        rows["metrics"][at] = np.array([values[some] for values in self.metrics.values()]).T
+        selected = slice(bisect.bisect_left(evaluated, first), bisect.bisect_left(evaluated, end))
+        positions = np.array(evaluated[selected], dtype=np.int64) - first
+        rows["metrics"][positions] = np.array([values[selected] for values in self.metrics.values()]).T
         start = max(first, 1)  # no iterate is recorded for the starting point
         for block in self.blocks if start < end else ():
             rows[f"iterates_{block}"][start - first :] = self.iterates[block][start - 1 : end - 1]
         return rows
 
-    def table(self, block: str) -> np.ndarray:
+    def iterates_of(self, block: str) -> np.ndarray:
         """Return the recorded iterates of a block, ``[R, d]`` (rank 0)."""
         flat = np.array(self.iterates[block], dtype=self.simulation.config.run.dtype)
         return flat.reshape(len(self.iterates[block]), self.simulation.blocks.sizes[block])
@@ -163,7 +163,7 @@ class Recorder:
         """
         if self.comm.rank == 0:
             self._append(arrays["costs"])
-            self._base = self.costs[-1].copy()
+            self._costs_before = self.costs[-1].copy()
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
             self.simulation.metrics.names = [name for name in header["metrics"] if name != "round"]
@@ -172,8 +172,8 @@ class Recorder:
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
     def initial(self, cost: str) -> float:
-        """Return a cost at the round from which this process has resumed the run, else 0 (rank 0)."""
-        return float(self._base[COSTS.index(cost)])
+        """Return a cost before this process resumed the run; 0 for a run that was not resumed (rank 0)."""
+        return float(self._costs_before[COSTS.index(cost)])
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the costs by name, with integer counts and without lost rounds (rank 0)."""
@@ -194,7 +194,9 @@ class Recorder:
         columns["metrics"] = {name: np.array(values) for name, values in self.metrics.items()}
         if self.blocks:
             rounds = np.arange(1, len(self.costs))
-            columns["iterates"] = {block: self.table(block) for block in self.blocks} | {"round": rounds}
+            columns["iterates"] = {block: self.iterates_of(block) for block in self.blocks} | {
+                "round": rounds
+            }
         results.write(
             folder,
             self._attributes() | end_entries(end),
@@ -205,16 +207,16 @@ class Recorder:
             self.simulation.metrics.details if final else None,
         )
 
-    def _point(self) -> results.Point:
+    def _point(self) -> results.OutputPoint:
         simulation = self.simulation
         values, tied = network_constants(simulation.config.problem)
-        return results.Point(
+        return results.OutputPoint(
             {block: getattr(simulation.output, block).cpu().numpy() for block in simulation.blocks},
             dict(simulation.blocks),
             network_parameters(simulation.problem),
             {
-                name: one.cpu().to(simulation.dtype if one.is_floating_point() else None).numpy()
-                for name, one in values.items()
+                name: tensor.cpu().to(simulation.dtype if tensor.is_floating_point() else None).numpy()
+                for name, tensor in values.items()
             },
             dict(tied),
         )

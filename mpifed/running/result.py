@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Maximum number of metrics, the costs, and the size of the curve in pixels that are shown.
-METRICS = 12
-COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
+MAX_METRICS = 12
+SHOWN_COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
 WIDTH, HEIGHT = 320, 80
 
 
@@ -140,7 +140,10 @@ class Result:
             )
         network = self._model or _model_of(self.config)
         return network.module(
-            {name: self.parameters[block][own].cpu() for name, (block, own) in self.network.items()}
+            {
+                name: self.parameters[block][parameter].cpu()
+                for name, (block, parameter) in self.network.items()
+            }
         )
 
     def with_network(self, config: Config) -> Result:
@@ -148,7 +151,7 @@ class Result:
         return replace(self, _model=getattr(config.problem, "model", None))
 
     @classmethod
-    def of(
+    def from_run(
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
     ) -> Result:
         """Return the result of a run that has ended in this process."""
@@ -161,7 +164,7 @@ class Result:
             metrics=metrics,
             history=recorder.metrics,
             costs=recorder.columns(),
-            iterates={block: recorder.table(block) for block in recorder.blocks},
+            iterates={block: recorder.iterates_of(block) for block in recorder.blocks},
             network=network_parameters(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
@@ -181,19 +184,19 @@ def load(folder: str | Path) -> Result:
     return from_files(*results.read(folder))
 
 
-def from_files(run: results.RunData, found: results.Outcome) -> Result:
+def from_files(run: results.RunData, output: results.RunOutput) -> Result:
     """Return the result of a run that has been read with its output point."""
-    point = {block: torch.from_numpy(values) for block, values in found.point.flat.items()}
+    point = {block: torch.from_numpy(values) for block, values in output.point.flat.items()}
     return Result(
         config=run.config,
         point=point,
-        parameters=_by_name(point, Blocks(**found.point.shapes)),
-        metrics=found.metrics,
+        parameters=_by_name(point, Blocks(**output.point.shapes)),
+        metrics=output.metrics,
         history={"round": run.metric_rounds.tolist()}
         | {name: values.tolist() for name, values in run.metrics.items()},
         costs=run.costs,
-        iterates=found.iterates,
-        network=found.point.network,
+        iterates=output.iterates,
+        network=output.point.network,
         end=run.end,
         path=run.path,
         details=run.details,
@@ -203,27 +206,27 @@ def from_files(run: results.RunData, found: results.Outcome) -> Result:
 
 def broadcast(result: Result | None, comm: SerialComm) -> Result:
     """Return on all ranks a result that rank 0 has read. Collective."""
-    known = json.loads(broadcast_text(comm, json.dumps(_summary(result)) if comm.rank == 0 else None))
+    summary = json.loads(broadcast_text(comm, json.dumps(_summary(result)) if comm.rank == 0 else None))
     point = {}
-    for block, (dtype, size, _) in known["blocks"].items():
+    for block, (dtype, size, _) in summary["blocks"].items():
         values = result.point[block].numpy() if comm.rank == 0 else np.empty(size, dtype)
         comm.bcast_(values)
         point[block] = torch.from_numpy(values)
     if comm.rank == 0:
         return result
-    shapes = Blocks(**{block: shapes for block, (_, _, shapes) in known["blocks"].items()})
+    shapes = Blocks(**{block: shapes for block, (_, _, shapes) in summary["blocks"].items()})
     return Result(
-        config=known["config"],
+        config=summary["config"],
         point=point,
         parameters=_by_name(point, shapes),
         metrics={},
         history={},
         costs={},
         iterates={},
-        network={name: tuple(place) for name, place in known["network"].items()},
-        end=End(*known["end"]),
-        path=Path(known["path"]),
-        infeasible=known["infeasible"],
+        network={name: tuple(place) for name, place in summary["network"].items()},
+        end=End(*summary["end"]),
+        path=Path(summary["path"]),
+        infeasible=summary["infeasible"],
     )
 
 
@@ -253,8 +256,10 @@ def _model_of(config: dict):
     Raises:
         ConfigError: the source file of a user-defined problem or network has changed or is missing.
     """
-    own = {part: one for part, one in config.get("plugins", {}).items() if part.startswith("problem")}
-    expect_same_sources(config | {"plugins": own})
+    plugins = {
+        part: plugin for part, plugin in config.get("plugins", {}).items() if part.startswith("problem")
+    }
+    expect_same_sources(config | {"plugins": plugins})
     settings = dict(config["problem"])
     return create(find_class(settings.pop("name"), "problem"), settings, "problem").model
 
@@ -283,14 +288,14 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
     """Yield names and texts: metrics of the output point, or the last metrics of an unfinished run, ..."""
     last = {name: values[-1] for name, values in result.history.items() if name != "round" and len(values)}
     metrics = [f"{name} {value:.4g}" for name, value in (result.metrics or last).items()]
-    more = [f"and {len(metrics) - METRICS} more"] if len(metrics) > METRICS else []
-    spent = {name: result.costs[name][-1] for name in COSTS if len(result.costs.get(name, ()))}
+    more = [f"and {len(metrics) - MAX_METRICS} more"] if len(metrics) > MAX_METRICS else []
+    spent = {name: result.costs[name][-1] for name in SHOWN_COSTS if len(result.costs.get(name, ()))}
     costs = [
         f"{name.replace('_', ' ')} {format(value, '.3g' if name == 'seconds' else ',.0f')}"
         for name, value in spent.items()
     ]
     point = [f"{block} [{len(values)}]" for block, values in result.point.items()]
-    for name, parts in {"metrics": metrics[:METRICS] + more, "costs": costs, "point": point}.items():
+    for name, parts in {"metrics": metrics[:MAX_METRICS] + more, "costs": costs, "point": point}.items():
         if parts:
             yield name, ", ".join(parts)
     yield "file", str(result.path)
@@ -300,11 +305,13 @@ def _curve(result: Result) -> str:
     """Return an SVG of the first metric by round; "" if it has fewer than two finite values."""
     name = next((name for name in result.history if name != "round"), "round")
     pairs = zip(result.history.get("round", ()), result.history.get(name, ()))
-    seen = [(at, value) for at, value in pairs if math.isfinite(value)]
-    if len(seen) < 2:
+    finite = [(number, value) for number, value in pairs if math.isfinite(value)]
+    if len(finite) < 2:
         return ""
-    rounds, values = zip(*seen)
-    points = " ".join(f"{x:.1f},{HEIGHT - y:.1f}" for x, y in zip(_to(WIDTH, rounds), _to(HEIGHT, values)))
+    rounds, values = zip(*finite)
+    points = " ".join(
+        f"{x:.1f},{HEIGHT - y:.1f}" for x, y in zip(_rescale(WIDTH, rounds), _rescale(HEIGHT, values))
+    )
     return (
         f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="-2 -2 {WIDTH + 4} {HEIGHT + 4}" role="img">'
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
@@ -312,7 +319,7 @@ def _curve(result: Result) -> str:
     )
 
 
-def _to(size: float, values: Sequence[float]) -> list[float]:
+def _rescale(size: float, values: Sequence[float]) -> list[float]:
     """Scale values to 0 .. ``size``. Halving them first avoids overflow."""
     low, span = min(values) / 2, max(values) / 2 - min(values) / 2
     return [size * ((value / 2 - low) / span) if span else size / 2 for value in values]

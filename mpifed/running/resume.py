@@ -1,4 +1,4 @@
-"""Decides from the files in the output folder whether a run starts, continues, is complete, or is refused."""
+"""The decision, from the files in its folder, whether a run starts, continues, is complete or is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpifed.config.job import Config
 from mpifed.config.plugins import changed_sources
 from mpifed.core.autodiff import PLAIN, Evaluation
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
-from mpifed.running.checkpointing import Snapshot, expect_state, writer
+from mpifed.running.checkpointing import Snapshot, expect_state, writer_version
 from mpifed.running.result import Result, broadcast, load
 from mpifed.simulation.setup import data_change, digests, files_from_table, read_files
 from mpifed.storage import checkpoint
@@ -27,39 +27,41 @@ __all__ = [
     "is_done", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
-#: Sections that may change between starts of a job: how it runs and for how long, not what it computes.
-_FREE = ("rounds", "stop", "run", "plugins")
+#: Sections that may differ when a job is continued, because they do not determine what it computes.
+_IGNORED = ("rounds", "stop", "run", "plugins")
 _START_OVER = "choose another run.out, or set run.overwrite=true to start over"
 
 
 def find_saved(comm: SerialComm, find: Callable[[], Snapshot | Result | None]) -> Snapshot | Result | None:
-    """Call ``find`` on rank 0 and return what it has found on all ranks. Collective.
+    """Call ``find`` on rank 0 and return its result on all ranks. Collective.
+
+    On ranks other than 0, a snapshot has only its header, and a result has no history.
 
     Raises:
-        CollectiveError: with the text of rank 0's ValueError.
+        CollectiveError: rank 0 has raised a ValueError.
     """
-    found = None
+    saved = None
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
-            found = find()
-    if broadcast_text(comm, "complete" if isinstance(found, Result) else ""):
-        return broadcast(found, comm)
-    header = json.loads(broadcast_text(comm, json.dumps(found.header if found else None)))
-    return found if comm.rank == 0 or header is None else Snapshot(header)
+            saved = find()
+    if broadcast_text(comm, "complete" if isinstance(saved, Result) else ""):
+        return broadcast(saved, comm)
+    header = json.loads(broadcast_text(comm, json.dumps(saved.header if saved else None)))
+    return saved if comm.rank == 0 or header is None else Snapshot(header)
 
 
 class Stored(NamedTuple):
-    """Stored settings of a run, and the version that wrote them."""
+    """Stored settings of a run, and the version of the package that wrote them."""
 
     settings: dict
-    writer: str
+    writer_version: str
 
 
 def find_settings(comm: SerialComm, folder: Folder) -> Stored:
     """Return the stored settings of the run in a folder, which rank 0 reads. Collective.
 
-    They are the settings of the end of the run, or of its newest checkpoint if the run has not ended or has
-    ended with non-finite values: other settings may then lead elsewhere.
+    If the run has ended, they are read from its results file, otherwise from its newest checkpoint. A run
+    that ended with non-finite values is resumed from its checkpoint, possibly with changed settings.
 
     Raises:
         CollectiveError: there is no run to resume.
@@ -76,9 +78,9 @@ def _settings_in(folder: Folder) -> Stored:
     ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
         header = _newest(folder).header
-        return Stored(header["config"], writer(header))
+        return Stored(header["config"], writer_version(header))
     if run and run.end:
-        return Stored(run.config, writer({"versions": run.versions}))
+        return Stored(run.config, writer_version({"versions": run.versions}))
     results = f", nor a valid {RUN_FILE} of a run that has ended" if folder.results() else ""
     raise ValueError(f"there is no checkpoint in {folder.path}{results}: start the job with `mpifed run`")
 
@@ -216,7 +218,8 @@ def check_rounds(round: int, config: Config) -> None:
     """
     if round > config.rounds:
         raise ConfigError(
-            f"{config.run.out} has already completed round {round}; rounds = {config.rounds} is too small"
+            f"{config.run.out} has already completed round {round}: expected rounds of at least {round}, got "
+            f"{config.rounds}"
         )
 
 
@@ -256,8 +259,8 @@ def _expect_same_data(run: RunData, config: Config) -> None:
 def _changed_data(run: RunData, config: Config) -> str:
     """Return a sentence about the first data file that has changed since a run; "" if none has.
 
-    The files are read as the job reads them only if their digests at the stored paths leave a doubt: a file
-    is missing or differs, ``run.data_dir`` has changed, or a function returns the samples.
+    The data are read as the job reads them only if the digests of the files at the stored paths do not
+    suffice: a file is missing or differs, ``run.data_dir`` has changed, or a function returns the samples.
     """
     before = files_from_table(run.data)
     moved = run.config["run"].get("data_dir") != config.run.data_dir
@@ -287,24 +290,24 @@ def _with_group(settings: dict, group: int | str | None) -> dict:
 
 
 def _differences(old: dict, new: dict) -> list[str]:
-    """List the differences between two jobs' settings, except how the jobs run and for how long."""
+    """List the differences between the settings of two jobs that affect the computation, as sentences."""
     before, now = (
-        flatten({key: value for key, value in table.items() if key not in _FREE}) | numerical
-        for table, numerical in zip((old, new), _numerical(old, new))
+        flatten({key: value for key, value in table.items() if key not in _IGNORED}) | numerical
+        for table, numerical in zip((old, new), _numerical_settings(old, new))
     )
     return [
-        f"{key} is {before.get(key, 'not set')} there and {now.get(key, 'not set')} here"
+        f"{key} is {before.get(key, 'not set')} in the stored run and {now.get(key, 'not set')} in this job"
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key)
     ] + changed_sources(old, new)
 
 
-def _numerical(*tables: dict) -> list[dict]:
-    """Select the settings in the section ``run`` that affect the bits of the results.
+def _numerical_settings(*tables: dict) -> list[dict]:
+    """Select the settings in the section ``run`` that affect the numerical results, one dictionary per table.
 
-    Without ``exact`` in any table, these are only the dtype and how functions are evaluated. ``exact`` uses
-    one thread unless another number is set. Vectorised and looped clients give different bits. "auto" and an
-    unset reduction equal the value in the other table.
+    These are the dtype and the evaluation of functions; if a table has the reduction ``exact``, also the
+    reduction, the number of threads (1 unless set), and whether clients are vectorised or looped over.
+    An unset reduction and the group "auto" count as equal to the value in the other table.
     """
     runs = [table.get("run", {}) for table in tables]
     known = next((run["reduction"] for run in runs if run.get("reduction")), None)
@@ -319,13 +322,13 @@ def _numerical(*tables: dict) -> list[dict]:
 
 
 def _expect_reproducible(old: dict, config: Config) -> None:
-    """Check that changed settings of a resumed run keep the guarantee of ``exact``.
+    """Check that changed settings of a resumed run keep the reproducibility guarantee of ``exact``.
 
     Raises:
         ConfigError: the result would differ from that of an uninterrupted run.
     """
-    before, now = _numerical(old, config.table())
-    changed = [f"{key} ({before[key]} there, {now[key]} here)" for key in now if before[key] != now[key]]
+    before, now = _numerical_settings(old, config.table())
+    changed = [f"{key} (stored {before[key]}, now {now[key]})" for key in now if before[key] != now[key]]
     if not changed or "run.reduction" not in now or before["run.dtype"] != now["run.dtype"]:
         return
     if now["run.reduction"] == "exact":

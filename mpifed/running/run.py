@@ -74,7 +74,7 @@ def run(
             callback).
         Stopped: on all ranks together, after the files are written: SIGTERM or SIGUSR1 was received. It is a
             SystemExit.
-        KeyboardInterrupt: likewise for Ctrl-C. Its attribute ``result`` is what would have been returned.
+        KeyboardInterrupt: likewise for Ctrl-C. Its attribute ``result`` is the result of the run so far.
     """
     comm = world(comm)
     _collective(comm, lambda: expect_callbacks(callbacks))
@@ -103,13 +103,15 @@ def resume(
     comm, folder = world(comm), Folder(folder)
     _collective(comm, lambda: expect_callbacks(callbacks))
     stored = find_settings(comm, folder)
-    config = resolve_reduction(_collective(comm, lambda: _changed(stored, folder.path, overrides)), comm)
+    config = resolve_reduction(
+        _collective(comm, lambda: _config_of_stored(stored, folder.path, overrides)), comm
+    )
     return _execute(config, comm, folder, lambda: open_for_resume(folder, config), callbacks)
 
 
 @dataclass
 class SweepOutcome:
-    """Number of runs of a sweep that are done, that were done before, and that ended in non-finite values."""
+    """Counts of a sweep: runs that are done, that were done before, and that ended in non-finite values."""
 
     done: int = 0
     before: int = 0
@@ -133,7 +135,11 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
     names: list[str] = []
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
-            names = [one.name for one in (*runs, *others) if is_done(Folder(one.config.run.out), one.config)]
+            names = [
+                variant_.name
+                for variant_ in (*runs, *others)
+                if is_done(Folder(variant_.config.run.out), variant_.config)
+            ]
     outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
     for number, variant in enumerate(runs, 1):
         if variant.name in done:
@@ -166,8 +172,8 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
     return Config.from_table(table)
 
 
-def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
-    """Return the settings of a stored run, which is now in ``folder``, with changes."""
+def _config_of_stored(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
+    """Return the configuration that resumes a stored run in ``folder`` with changed settings."""
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
@@ -191,7 +197,7 @@ def _expect_valid(stored: Stored, folder: Path) -> None:
         Config.from_table(stored.settings)
     except ConfigError as error:
         raise ConfigError(
-            f"the settings stored in {folder}, by {stored.writer}, are invalid in mpifed "
+            f"the settings stored in {folder}, by {stored.writer_version}, are invalid in mpifed "
             f"{versions()['mpifed']}: {error}\nContinue with the version that has written them, or start "
             "over with `mpifed run` and run.overwrite=true"
         ) from None
@@ -204,11 +210,11 @@ def _override(table: dict, overrides: Sequence[str]) -> None:
         apply_override(table, text)
 
 
-def _collective(comm: SerialComm, read: Callable[[], T]) -> T:
-    """Call ``read`` on all ranks; raise the first rank's :class:`ConfigError` on all ranks. Collective."""
+def _collective(comm: SerialComm, function: Callable[[], T]) -> T:
+    """Call a function on all ranks; raise a rank's :class:`ConfigError` on all ranks. Collective."""
     try:
         with collective_errors(comm, ConfigError):
-            return read()
+            return function()
     except CollectiveError as error:
         raise ConfigError(str(error)) from None
 

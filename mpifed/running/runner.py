@@ -18,7 +18,7 @@ from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import deterministic, keep_freed_memory, threads, warn_if_machines_differ
 from mpifed.parallel.placement import Cohort
 from mpifed.running.callbacks import Callbacks, TensorBoard
-from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce, bytes_of
+from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce, state_bytes
 from mpifed.running.recorder import Recorder
 from mpifed.running.result import Result
 from mpifed.running.resume import final_end
@@ -35,7 +35,7 @@ from mpifed.storage.results import End
 __all__ = ["Runner"]
 
 #: Maximum number of metrics next to the progress bar.
-SHOWN = 6
+MAX_METRICS = 6
 #: Expected write speed of the first checkpoint in bytes per second. The watchdog tolerates a tenth of it.
 WRITE_SPEED = 1e8
 
@@ -82,7 +82,7 @@ class Runner:
                 self.checkpoints.save_history(End("diverged", str(error)))
                 self._call_callbacks("on_end", {}, str(error))
                 raise
-            self.signal = self.signals.common()
+            self.signal = self.signals.common_signal()
         return result
 
     def _set_up(self, saved: Snapshot | None) -> None:
@@ -129,7 +129,7 @@ class Runner:
         if end is None:
             self._call_callbacks("on_start")
             with self._progress() as bar:
-                end = self.rule.after(self.simulation.round)
+                end = self.rule.end_after(self.simulation.round)
                 if end and self.rule.evaluated < self.simulation.round:  # fewer rounds than before are set
                     self._evaluate_and_call(bar)
                 return self._loop(bar, end)
@@ -154,7 +154,7 @@ class Runner:
         while end is None:
             end = self._round(bar)
         bar.close()
-        end, round, metrics = self.rule.explained(end), self.simulation.round, {}
+        end, round, metrics = self.rule.with_note(end), self.simulation.round, {}
         if end.kind != "signal":  # after a signal, only the checkpoint is written
             self.watchdog.beat(round, "evaluation")
             metrics = self.simulation.evaluate(self.simulation.output)
@@ -183,10 +183,10 @@ class Runner:
         bar.update()
         if "on_round" in self.callbacks.methods:
             self._call_callbacks("on_round")
-        end = rule.after(simulation.round)
+        end = rule.end_after(simulation.round)
         if end or simulation.round % self.interval == 0:
             end = self._evaluate_and_call(bar) or end
-        end = end or rule.signal(simulation.round)
+        end = end or rule.end_by_signal(simulation.round)
         if end is None and run.checkpoint_every and simulation.round % run.checkpoint_every == 0:
             self._save()
         return end
@@ -205,11 +205,11 @@ class Runner:
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
-            first = [*metrics.items()][:SHOWN]
+            first = [*metrics.items()][:MAX_METRICS]
             bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
-        end = self.rule.target(metrics, simulation.round)
+        end = self.rule.end_by_target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
         return end, metrics
 
@@ -223,29 +223,29 @@ class Runner:
 
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
         round, began = self.simulation.round, time.perf_counter()
-        self.watchdog.beat(round, "checkpoint", bytes_of(self.simulation) / WRITE_SPEED)
+        self.watchdog.beat(round, "checkpoint", state_bytes(self.simulation) / WRITE_SPEED)
         self.checkpoints.save(end, metrics, self.rule.signalled)
         self.watchdog.beat(round)
         took, newest = time.perf_counter() - began, self.checkpoints.newest
         LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, newest)
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
-        return Result.of(self.simulation, self.recorder, end, metrics, self.folder.path)
+        return Result.from_run(self.simulation, self.recorder, end, metrics, self.folder.path)
 
 
 def _layout(simulation: Simulation) -> str:
     """Describe the work of this rank for its log."""
-    mine, rounds = simulation.rounds.hosted, simulation.rounds
-    clients = f"clients {mine[0]} to {mine[-1]}" if len(mine) else "no clients"
+    hosted, rounds = simulation.rounds.hosted, simulation.rounds
+    clients = f"clients {hosted[0]} to {hosted[-1]}" if len(hosted) else "no clients"
     return (
         f"device {simulation.device}, {torch.get_num_threads()} thread(s), {clients} "
-        f"({len(mine)} of {simulation.placement.clients}), group {rounds.choice.group}, messages by "
+        f"({len(hosted)} of {simulation.placement.clients}), group {rounds.choice.group}, messages by "
         f"{simulation.transport.name}"
     )
 
 
 class _PhaseTimes(Observer):
-    """Logs how long this rank's clients take per phase, and how long the average takes after that."""
+    """Logs the time of this rank's clients in each phase, and the time of the average that follows."""
 
     def __init__(self):
         self._clients, self._since = 0.0, None

@@ -4,9 +4,9 @@ A signal from Slurm, mpirun or a keyboard may reach any subset of the ranks. A r
 :attr:`StopSignals.requested`; the run sends this with the first Allreduce of the next round, so all ranks
 stop after the same round. A second SIGINT ends all ranks at once.
 
-Python runs a signal handler only between two instructions of the main thread, which may wait in MPI for long.
-The interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the pipe
-acts on it.
+Python runs a signal handler only between two bytecode instructions of the main thread, which may wait in MPI
+for long. Therefore the interpreter's C handler writes the signal's number to a pipe at once
+(``signal.set_wakeup_fd``), and a thread reads the pipe.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class EarlySignals(list):
 
     def listen(self) -> None:
         """Install the handler, and keep the previous ones."""
-        self._before = {number: signal.signal(number, self) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, self) for number in SIGNALS}
 
     def restore(self) -> None:
         """Restore the previous handlers of signals whose handler is still this one."""
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             if signal.getsignal(number) is self:
                 signal.signal(number, handler)
 
@@ -90,10 +90,9 @@ def _early() -> EarlySignals | None:
 
 @contextlib.contextmanager
 def hold_signals():
-    """Record signals around a run: :class:`StopSignals` acts on earlier ones, later ones have no effect.
+    """Record signals just before and after a run, which would otherwise end it with a misleading exit code.
 
-    Without this, a signal just before or after a run would end the process with an exit code that says
-    nothing about the run.
+    :class:`StopSignals` acts on signals recorded before the run; signals after the run have no effect.
     """
     early = _early()
     if early is None:
@@ -107,7 +106,7 @@ def hold_signals():
 
 def early_signal(comm: SerialComm) -> int:
     """Return the number of a signal that any rank has recorded so far; 0 without a signal. Collective."""
-    return _common(comm, next(iter(_early() or ()), 0))
+    return _largest(comm, next(iter(_early() or ()), 0))
 
 
 def release_signals() -> None:
@@ -119,7 +118,7 @@ def release_signals() -> None:
             os.kill(os.getpid(), number)
 
 
-def _common(comm: SerialComm, number: int) -> int:
+def _largest(comm: SerialComm, number: int) -> int:
     """Return the largest number on any rank. SIGINT is the smallest of the three signals."""
     import numpy as np  # not at the top: the command line records signals before it loads libraries
 
@@ -148,31 +147,31 @@ class StopSignals:
         if self._active:
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
-            self._old = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-            self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+            self._previous_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._watch, name="mpifed-signals", daemon=True)
             self._thread.start()
-            early = self._old[SIGNALS[0]]
+            early = self._previous[SIGNALS[0]]
             if isinstance(early, EarlySignals):
                 os.write(self._write, bytes(early))
         return self
 
     def __exit__(self, *_) -> None:
         if self._active:
-            signal.set_wakeup_fd(self._old_pipe)
-            for number, handler in self._old.items():
+            signal.set_wakeup_fd(self._previous_pipe)
+            for number, handler in self._previous.items():
                 signal.signal(number, handler)
             os.close(self._write)  # the thread reads the end of the pipe
             self._thread.join()
             os.close(self._read)
         del self.progress  # breaks a reference cycle with the run, which would keep its data in memory
 
-    def common(self) -> int:
+    def common_signal(self) -> int:
         """Return the number of a signal that any rank has received, 0 without a signal. Collective.
 
         SIGINT is returned only if no rank has received another signal.
         """
-        return _common(self.comm, signal.Signals[self.requested] if self.requested else 0)
+        return _largest(self.comm, signal.Signals[self.requested] if self.requested else 0)
 
     def _watch(self) -> None:
         interrupts = 0

@@ -19,8 +19,9 @@ __all__ = ["StopRule"]
 class StopRule:
     """Decides after every round, identically on all ranks, whether the run ends.
 
-    Facts that only some ranks know are added up in the first Allreduce of a round: rank 0 contributes 1 if
-    the time budget is used up, and each rank that has received a signal contributes 2.
+    The ranks exchange stop conditions as one number, which is summed in the first Allreduce of a round:
+    rank 0 contributes 1 if the time budget is used up, and each rank that has received a signal contributes
+    2.
 
     Attributes:
         signalled: whether some rank had received a signal when the last round began.
@@ -29,9 +30,9 @@ class StopRule:
 
     def __init__(self, config: Config, comm: SerialComm):
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
-        self.signalled = self._late = False
+        self.signalled = self._out_of_time = False
         self.evaluated = -1
-        self._was_number = self._warned = False  # about the metric of the target
+        self._metric_was_finite = self._warned = False  # about the metric of the target
 
     def contribution(self, signalled: bool, elapsed: Callable[[], float]) -> float:
         """Return this rank's contribution to the Allreduce of the next round.
@@ -40,28 +41,30 @@ class StopRule:
             elapsed: returns the seconds that the rounds so far have taken; called on rank 0.
         """
         budget = self.stop.seconds
-        late = budget is not None and self.comm.rank == 0 and elapsed() >= budget
-        return float(late + 2 * signalled)
+        out_of_time = budget is not None and self.comm.rank == 0 and elapsed() >= budget
+        return float(out_of_time + 2 * signalled)
 
     def receive(self, total: float) -> None:
         """Read the sum of all contributions."""
-        signalled, late = divmod(round(total), 2)
-        self.signalled, self._late = signalled > 0, late == 1
+        signalled, out_of_time = divmod(round(total), 2)
+        self.signalled, self._out_of_time = signalled > 0, out_of_time == 1
 
-    def after(self, r: int) -> End | None:
+    def end_after(self, r: int) -> End | None:
         """Return the end after round ``r`` due to the time budget or the number of rounds."""
-        if self._late:
+        if self._out_of_time:
             return End("time", f"wall-time budget of {self.stop.seconds} s used up")
         return End("rounds", f"all {self.rounds} rounds done") if r >= self.rounds else None
 
-    def signal(self, r: int) -> End | None:
+    def end_by_signal(self, r: int) -> End | None:
         """Return the end after round ``r`` due to a signal."""
         return End("signal", f"a signal after round {r}") if self.signalled else None
 
-    def explained(self, end: End) -> End:
-        """Return ``end``, with a note if the target was unreachable because its metric was always NaN."""
-        hopeless = self.stop.metric is not None and not self._was_number and end.kind in ("rounds", "time")
-        return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if hopeless else end
+    def with_note(self, end: End) -> End:
+        """Append a note to ``end`` if the target was unreachable because its metric was always NaN."""
+        unreachable = (
+            self.stop.metric is not None and not self._metric_was_finite and end.kind in ("rounds", "time")
+        )
+        return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if unreachable else end
 
     def restore(self, history: Mapping[str, Sequence[float]]) -> None:
         """Restore the state from the evaluations of a resumed run. Collective.
@@ -80,9 +83,9 @@ class StopRule:
                     self._expect_metric([name for name in history if name != "round"])
                     state[1] = not all(map(math.isnan, history[metric]))
         self.comm.bcast_(state)
-        self.evaluated, self._was_number = int(state[0]), bool(state[1])
+        self.evaluated, self._metric_was_finite = int(state[0]), bool(state[1])
 
-    def target(self, metrics: Mapping[str, float], r: int) -> End | None:
+    def end_by_target(self, metrics: Mapping[str, float], r: int) -> End | None:
         """Return the end if the metric has reached its target. Collective, also without a target.
 
         Args:
@@ -103,7 +106,7 @@ class StopRule:
             self._warned = True
             if self.comm.rank == 0:
                 warning(f"stop.metric = {stop.metric!r} is nan after round {r}: it cannot end the run")
-        self.evaluated, self._was_number = r, self._was_number or bool(state[0])
+        self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(state[0])
         if not state[1]:
             return None
         bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
@@ -112,4 +115,4 @@ class StopRule:
     def _expect_metric(self, names: Collection[str]) -> None:
         if self.stop.metric not in names:
             options = suggest(self.stop.metric, names)
-            raise ValueError(f"stop.metric = {self.stop.metric!r} is no metric of this problem: {options}")
+            raise ValueError(f"stop.metric = {self.stop.metric!r} is not a metric of this problem: {options}")

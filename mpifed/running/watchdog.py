@@ -49,7 +49,7 @@ TICK = 1.0
 
 
 class Watchdog:
-    """Context that watches one rank of a run.
+    """Context that ends the run if this rank makes no progress.
 
     Args:
         minimum: smallest limit in seconds. The limit is ``SLACK`` times larger for the first work of a type
@@ -59,13 +59,13 @@ class Watchdog:
 
     def __init__(self, comm: SerialComm, minimum: float):
         self.comm, self.minimum = comm, minimum if math.isfinite(minimum) else 0.0
-        self.round, self._kind, self._limit = 0, "set-up", SLACK * self.minimum
+        self.round, self._work, self._limit = 0, "set-up", SLACK * self.minimum
         self._longest: dict[str, float] = {}
-        self._tick, self._idle = min(TICK, self.minimum / 8), 0.0
+        self._tick, self._since_beat = min(TICK, self.minimum / 8), 0.0
         self._done = threading.Event()
 
     def __enter__(self) -> Watchdog:
-        self._last, self._worked, self._parent = time.monotonic(), time.process_time(), os.getppid()
+        self._last, self._cpu_time, self._parent = time.monotonic(), time.process_time(), os.getppid()
         if self.minimum:
             self._main = threading.get_ident()
             self._thread = threading.Thread(target=self._watch, name="mpifed-watchdog", daemon=True)
@@ -78,7 +78,7 @@ class Watchdog:
             self._thread.join()
             faulthandler.cancel_dump_traceback_later()
 
-    def beat(self, round: int, then: str = "round", expected: float | None = None) -> None:
+    def beat(self, round: int, next_work: str = "round", expected: float | None = None) -> None:
         """Report progress.
 
         Args:
@@ -90,18 +90,18 @@ class Watchdog:
         present, worked = time.monotonic(), time.process_time()
         took = present - self._last
         if self.minimum:  # without the time in which the process was stopped
-            took = min(took, max(self._idle + 2 * self._tick, worked - self._worked))
-        self._longest[self._kind] = max(self._longest.get(self._kind, 0.0), took)
-        self.round, self._kind, self._worked = round, then, worked
+            took = min(took, max(self._since_beat + 2 * self._tick, worked - self._cpu_time))
+        self._longest[self._work] = max(self._longest.get(self._work, 0.0), took)
+        self.round, self._work, self._cpu_time = round, next_work, worked
         unknown = self.minimum if expected is None else expected
-        self._limit = max(self.minimum, SLACK * self._longest.get(then, unknown))
+        self._limit = max(self.minimum, SLACK * self._longest.get(next_work, unknown))
         self._last = present  # assigned last, because the thread waits for it
 
     def _watch(self) -> None:
         seen, limit, end = self._last, self._limit, self._limit
         checked, worked = time.monotonic(), time.process_time()
         while True:
-            _end_in(end - self._idle + RESERVE)
+            _set_timer(end - self._since_beat + RESERVE)
             if self._done.wait(self._tick):
                 return
             if self.comm.size > 1 and os.getppid() != self._parent:
@@ -109,13 +109,15 @@ class Watchdog:
             past, work = time.monotonic() - checked, time.process_time() - worked
             checked, worked = checked + past, worked + work
             if self._last != seen:
-                seen, limit, end, self._idle = self._last, self._limit, self._limit, 0.0
+                seen, limit, end, self._since_beat = self._last, self._limit, self._limit, 0.0
                 continue
             ran = min(past, max(2 * self._tick, work))  # the main thread may have held the GIL
-            self._idle += ran
+            self._since_beat += ran
             if past - ran > limit / 4:
-                end = self._idle + limit
-            if self._idle >= end or (self._idle >= self.minimum / 2 and self.comm.hang_reported()):
+                end = self._since_beat + limit
+            if self._since_beat >= end or (
+                self._since_beat >= self.minimum / 2 and self.comm.hang_reported()
+            ):
                 self._expire()
 
     def _end_alone(self) -> None:
@@ -127,16 +129,16 @@ class Watchdog:
 
     def _expire(self) -> None:
         """Report to the witnesses. A witness collects the answers and ends all ranks. Does not return."""
-        _end_in(5 * GRACE)
+        _set_timer(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
-        here = f"waits in {call}" if call else f"is at {self._place()}"
-        answers = self.comm.report_hang(here, GRACE)
+        status_text = f"waits in {call}" if call else f"is at {self._location()}"
+        answers = self.comm.report_hang(status_text, GRACE)
         if not call:
             faulthandler.dump_traceback(file=sys.__stderr__)
-        LOG.critical("no progress: this rank %s\n%s", here, self._stack())
+        LOG.critical("no progress: this rank %s\n%s", status_text, self._stack())
         if answers is None or rank != min(answers):
             time.sleep(2 * GRACE)  # the first witness ends all ranks before this
-            answers = {rank: here}
+            answers = {rank: status_text}
         print_error(self._report(answers))
         LOG.critical(self._report(answers).removeprefix("mpifed: "))
         self.comm.abort(EXIT_HANG)
@@ -144,7 +146,7 @@ class Watchdog:
     def _stack(self) -> str:
         return "".join(traceback.format_stack(sys._current_frames()[self._main])).rstrip()
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         frame = sys._current_frames()[self._main]
         return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
@@ -155,12 +157,12 @@ class Watchdog:
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in ranks if rank not in arrived
         ]
         return (
-            f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} "
+            f"mpifed: no progress for {self._limit:.3g} s in the {self._work} after round {self.round} "
             f"(run.watchdog = {self.minimum:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"
         )
 
 
-def _end_in(seconds: float) -> None:
-    """Set faulthandler's timer, which prints all stacks and ends the process after ``seconds``."""
+def _set_timer(seconds: float) -> None:
+    """Restart faulthandler's timer, which prints all stacks and ends the process after ``seconds``."""
     faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=sys.__stderr__)

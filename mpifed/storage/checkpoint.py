@@ -1,7 +1,8 @@
-"""Checkpoints: one HDF5 file each with a header, whole records and one row per client, written by rank 0.
+"""Checkpoints: HDF5 files, written by rank 0, with a header, the shared records and one row per client.
 
-Client rows are streamed to rank 0 block by block, so rank 0 needs memory for one block, and are streamed back
-to the ranks that host the clients when the run is resumed. No random state is stored: streams have addresses.
+Rank 0 receives the client rows block by block, so it needs memory for one block. When the run is resumed, it
+sends them to the ranks that host the clients. No state of random number generators is stored, because a
+random number depends only on its address (seed, purpose, client, round).
 
 A file is written under a temporary name, completed with a digest of its bytes (:mod:`mpifed.storage.hdf5`),
 synced and renamed. :func:`newest` returns the newest file with a valid digest. Weights are not compressed,
@@ -23,23 +24,23 @@ import numpy as np
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_registered, replacing
-from mpifed.storage.hdf5 import creating, expect_digest, opened
+from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
 #: Format number. The header and the arrays of a format never change.
 FORMAT = 4
 #: Maximum size of a block of client rows in bytes.
-BLOCK = 64 * 2**20
+MAX_BLOCK = 64 * 2**20
 #: Bytes that must remain free in addition to a checkpoint's data, for HDF5's metadata.
 MARGIN = 4 * 2**20
 #: Function that validates the header, the whole arrays, and the shape and dtype of the client rows.
 Validator = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
-def _spans(first: int, last: int, row_bytes: int):
-    """Split ``first:last`` into pieces of at most ``BLOCK`` bytes."""
-    step = max(1, BLOCK // max(1, row_bytes))
+def _row_spans(first: int, last: int, row_bytes: int):
+    """Split rows ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes."""
+    step = max(1, MAX_BLOCK // max(1, row_bytes))
     return ((start, min(start + step, last)) for start in range(first, last, step))
 
 
@@ -66,7 +67,7 @@ def write(
     """
     row_bytes = rows.shape[1] * rows.itemsize
     if comm.rank != 0:
-        for start, stop in _spans(0, len(rows), row_bytes):
+        for start, stop in _row_spans(0, len(rows), row_bytes):
             comm.send(rows[start:stop], 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
@@ -75,7 +76,7 @@ def write(
         _expect_space(final.parent, sum(a.nbytes for a in arrays.values()) + placement.clients * row_bytes)
         with (
             replacing(final) as temporary,
-            creating(temporary, CHECKPOINT_MAGIC, FORMAT) as file,
+            create(temporary, CHECKPOINT_MAGIC, FORMAT) as file,
         ):
             for name, array in arrays.items():
                 file[name] = array
@@ -86,9 +87,9 @@ def write(
     finally:
         for _ in blocks:  # the other ranks send their rows even if rank 0 fails
             pass
-    # A later checkpoint is damaged, or the run would have continued from it: it must not displace this one.
-    done = [path for path in checkpoints(final.parent) if path.name <= final.name and is_registered(path)]
-    for old in done[:-keep]:
+    # A checkpoint of a later round must be damaged, since the run did not continue from it: do not count it.
+    previous = [path for path in checkpoints(final.parent) if path.name <= final.name and is_registered(path)]
+    for old in previous[:-keep]:
         old.unlink(missing_ok=True)
 
 
@@ -96,7 +97,7 @@ def _receive(rows: np.ndarray, comm: SerialComm, placement: Placement):
     """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block."""
     yield 0, rows
     for rank in range(1, comm.size):
-        for start, stop in _spans(*placement.edges[rank : rank + 2], rows.shape[1] * rows.itemsize):
+        for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows.shape[1] * rows.itemsize):
             block = np.empty((stop - start, rows.shape[1]), rows.dtype)
             comm.receive(block, rank)
             yield start, block
@@ -120,7 +121,7 @@ def _load(path: Path, validate: Validator | None) -> tuple[dict, dict[str, np.nd
         ValueError: the file is damaged, cannot be read, or has unexpected content.
     """
     try:
-        with opened(path, lambda file: expect_digest(file, CHECKPOINT_MAGIC, FORMAT)) as file:
+        with open_untrusted(path, lambda file: expect_digest(file, CHECKPOINT_MAGIC, FORMAT)) as file:
             header = json.loads(file.attrs["header"])
             arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
             rows = file.get("clients")
@@ -159,12 +160,12 @@ def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placemen
     """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective."""
     row_bytes = rows.shape[1] * rows.itemsize
     if comm.rank != 0:
-        for start, stop in _spans(0, len(rows), row_bytes):
+        for start, stop in _row_spans(0, len(rows), row_bytes):
             comm.receive(rows[start:stop], 0)
         return
-    with opened(path) as file:
+    with open_untrusted(path) as file:
         clients = file["clients"]
         rows[...] = clients[: len(rows)]
         for rank in range(1, comm.size):
-            for start, stop in _spans(*placement.edges[rank : rank + 2], row_bytes):
+            for start, stop in _row_spans(*placement.edges[rank : rank + 2], row_bytes):
                 comm.send(np.ascontiguousarray(clients[start:stop]), rank)

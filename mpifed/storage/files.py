@@ -1,10 +1,10 @@
-"""Files of this package: recognising them, and replacing them atomically.
+"""Recognition of the files of this package, and atomic replacement.
 
 The folder of a run may contain files of the user, and may even be a home folder. Before this package writes
-to a folder, it registers the names of its files in the marker file ``mpifed-files.txt``, and refuses names
-that other files have. Only registered regular files are replaced or removed; links, folders and pipes never
-are. Checkpoints, histories and results that were copied without the marker file are recognised by their first
-bytes; files that the user names, such as a figure, by a signature in their content.
+to a folder, it registers the names of its files in the marker file ``mpifed-files.txt``, and raises an error
+if another file has such a name. Only registered regular files are replaced or removed, never links, folders
+or pipes. Checkpoints, histories and results that were copied without the marker file are recognised by their
+first bytes. A file whose name the user chooses, such as a figure, is recognised by a signature in it.
 
 This module imports no large library, because the command line loads it.
 """
@@ -25,7 +25,7 @@ from mpifed.base.log import warning
 
 __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "FIGURE_MARK", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC",
-    "LOCK_FILE", "LOG_FILES", "LOG_FOLDER", "MADE_BY", "MARKER", "REPORT_FILES", "RESULTS_MAGIC",
+    "LOCK_FILE", "LOG_FILES", "LOG_FOLDER", "PNG_METADATA", "MARKER", "REPORT_FILES", "RESULTS_MAGIC",
     "RUN_FILE", "RUN_FILES", "TEXT_MARK", "checkpoints", "expect_writable", "is_figure", "is_paper",
     "is_registered", "is_weights", "logs", "rank_of", "refuse_foreign", "register", "remove_leftovers",
     "replacing", "round_of", "sync", "writing",
@@ -46,7 +46,7 @@ REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings
 #: Files of ``mpifed measure``.
 ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
 #: Metadata of PNG figures.
-MADE_BY = {"Software": "mpifed"}
+PNG_METADATA = {"Software": "mpifed"}
 #: Follows the length of the header in a safetensors file of this package.
 WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: Creator of vector figures, and first line of a report's text.
@@ -55,7 +55,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 #: First bytes of the binary files of a run. Copies of them need no marker file.
 _RUN_MAGICS = (CHECKPOINT_MAGIC, HISTORY_MAGIC, RESULTS_MAGIC)
 #: Number of bytes that are searched for a signature.
-_HEAD = 2**20
+_HEAD_BYTES = 2**20
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
 _LOG = re.compile(r"rank-([0-9]+)\.txt")
 _TEMPORARY = re.compile(r"(.+)\.tmp\.[0-9]+", re.DOTALL)
@@ -70,8 +70,8 @@ def register(folder: Path, patterns: Iterable[str]) -> None:
     """
     known = _registered(folder)
     new = [pattern for pattern in patterns if pattern not in known]
-    taken = [path for pattern in new for path in _matching(folder, pattern)]
-    refuse_foreign(path for path in taken if not _head(path).startswith(_RUN_MAGICS))
+    existing = [path for pattern in new for path in _matching(folder, pattern)]
+    refuse_foreign(path for path in existing if not _head(path).startswith(_RUN_MAGICS))
     if new:
         refuse_foreign([folder / MARKER] if not known else [])
         temporary = folder / f"{MARKER}.tmp.{os.getpid()}"
@@ -100,21 +100,23 @@ def is_registered(path: Path) -> bool:
 
 
 def refuse_foreign(paths: Iterable[Path]) -> None:
-    """Raise a :class:`ValueError` if a path that is to be written is taken by an unregistered file."""
+    """Raise a :class:`ValueError` if one of the paths exists and is not a registered file."""
     for path in paths:
         if os.path.lexists(path) and not is_registered(path):
-            raise ValueError(_foreign(path))
+            raise ValueError(_refusal(path))
 
 
-def _foreign(path: Path) -> str:
+def _refusal(path: Path) -> str:
     mode = os.lstat(path).st_mode
-    link, folder = stat.S_ISLNK(mode), stat.S_ISDIR(mode)
-    found = "a symbolic link" if link else "a folder" if folder else "a file that mpifed has not written"
-    return f"{path} is {found} and would be replaced: move it away, or choose another place"
+    is_link, is_folder = stat.S_ISLNK(mode), stat.S_ISDIR(mode)
+    kind_of_file = (
+        "a symbolic link" if is_link else "a folder" if is_folder else "a file that mpifed has not written"
+    )
+    return f"{path} is {kind_of_file} and would be replaced: move it away, or choose another place"
 
 
 def expect_writable(path: str | Path, signature: Callable[[bytes], bool]) -> None:
-    """Check, before the computation, that a file can be written to ``path`` later.
+    """Check before a computation that its result may be written to ``path``.
 
     Args:
         signature: whether the first bytes of an existing file are those of a file that may be replaced. Empty
@@ -129,7 +131,7 @@ def expect_writable(path: str | Path, signature: Callable[[bytes], bool]) -> Non
     if os.path.lexists(path):
         head = _head(path)
         if not _is_regular(path) or (head and not signature(head)):
-            raise ConfigError(_foreign(path))
+            raise ConfigError(_refusal(path))
 
 
 def is_figure(head: bytes) -> bool:
@@ -158,15 +160,15 @@ def _head(path: Path) -> bytes:
     """Return the first bytes of a regular file; b"" for anything else and if the file cannot be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(_HEAD) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+            return file.read(_HEAD_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """Return the files of a folder with the names of checkpoints, the newest last."""
-    found = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in found if path.is_file()), key=lambda path: (len(path.name), path.name))
+    named = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in named if path.is_file()), key=lambda path: (len(path.name), path.name))
 
 
 def round_of(path: Path) -> int:
@@ -203,9 +205,9 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(temporary)
         if os.path.lexists(path) and not _is_regular(path):
             names = (path.with_name(f"{path.name}.kept{number}") for number in itertools.count(1))
-            kept = next(name for name in names if not os.path.lexists(name))
-            os.rename(path, kept)
-            warning(f"{path} is not a regular file: renamed to {kept.name}")
+            new_name = next(name for name in names if not os.path.lexists(name))
+            os.rename(path, new_name)
+            warning(f"{path} is not a regular file: renamed to {new_name.name}")
         os.replace(temporary, path)
         sync(path.parent)
     finally:
@@ -226,8 +228,8 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of registered files that a killed process has left in ``folder``."""
     registered = _registered(folder)
     for path in Path(folder).glob("*.tmp.*"):
-        name = _TEMPORARY.fullmatch(path.name)
-        if name and _is_regular(path) and any(fnmatchcase(name[1], pattern) for pattern in registered):
+        base = _TEMPORARY.fullmatch(path.name)
+        if base and _is_regular(path) and any(fnmatchcase(base[1], pattern) for pattern in registered):
             path.unlink(missing_ok=True)
 
 

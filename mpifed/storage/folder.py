@@ -1,4 +1,4 @@
-"""The output folder of a run, as seen by rank 0: at most one run uses a folder at a time."""
+"""The output folder of a run and its lock, used by rank 0: at most one run uses a folder at a time."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = ["Folder", "Holder", "holder"]
 #: Seconds to wait for a lock: a requeued job may start while its predecessor is ending.
 LOCK_TIMEOUT = 3.0
 #: Maximum number of characters of the lock file's text that are printed.
-SHOWN = 200
+MAX_CHARACTERS = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Folder:
     """A folder that one run writes to, locked between :meth:`open` and :meth:`close`.
 
-    The lock is the kernel's (flock), so it ends with the process, even if that is killed. The text of the
-    lock file names the process. It reveals a second run on file systems without locks, or whose locks other
-    hosts do not see. The library filelock is not used: where flock is missing it falls back to a lock file
-    that remains after a kill, and ``mpifed status`` could not test a lock without taking it.
+    The kernel releases the lock (flock) when the process ends, even if it is killed. The text of the lock
+    file names the process, which reveals a second run on file systems that have no locks or hide the locks of
+    other hosts. The library filelock is not used, because without flock it leaves a lock file behind after a
+    kill, and because ``mpifed status`` must test a lock without acquiring it.
 
     Raises:
         ConfigError: the path is blank.
@@ -74,7 +74,7 @@ class Folder:
                 time.sleep(0.1)
             if self._locked:
                 remove_leftovers(self.path)
-            self._place = os.stat(self.path)
+            self._stat = os.stat(self.path)
         except OSError as error:
             self.close()
             raise ValueError(f"cannot write to run.out = {self.path}: {error.strerror}") from None
@@ -91,7 +91,7 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._locked = True
         except BlockingIOError:
-            text = _text(self._lock) or "another process"
+            text = _first_line(self._lock) or "another process"
             self._release()
             if wait:
                 return False
@@ -117,16 +117,16 @@ class Folder:
 
     def _sign(self) -> None:
         """Write the name of this process to the lock file."""
-        before, host = _text(self._lock), socket.gethostname()
+        before, host = _first_line(self._lock), socket.gethostname()
         if before and f" on {host}," not in before:
             warning(
                 f"{self.path} is still locked by {before}; make sure that this process has ended, since two "
                 "runs must not share a folder"
             )
         job = f", Slurm job {number}" if (number := slurm_job()) else ""
-        self._name = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        self._signature = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
         os.ftruncate(self._lock.fileno(), 0)
-        os.pwrite(self._lock.fileno(), f"{self._name}\n".encode(), 0)
+        os.pwrite(self._lock.fileno(), f"{self._signature}\n".encode(), 0)
 
     def _is_current(self) -> bool:
         """Whether the locked file is still the lock file of the folder."""
@@ -136,14 +136,14 @@ class Folder:
             return False
 
     def expect_held(self) -> None:
-        """Check that the folder is still the opened one and in use by this run only.
+        """Check that the path still refers to the opened folder, and that no other run uses it.
 
         If the lock file was removed, it is created again.
 
         Raises:
             OSError: the folder was removed or replaced, or another run writes to it.
         """
-        if not os.path.samestat(os.stat(self.path), self._place):
+        if not os.path.samestat(os.stat(self.path), self._stat):
             raise OSError("the folder was replaced by another folder")
         if self._lock is None or not os.path.lexists(self.path / LOCK_FILE):
             self._release()
@@ -152,7 +152,7 @@ class Folder:
             except ValueError as error:
                 raise OSError(str(error)) from None
         text = _read_lock(self.path)  # opened again, since another host may have written
-        if text != self._name:
+        if text != self._signature:
             raise OSError(f"it is in use by {text}" if text else "another run has used it in the meantime")
 
     def _release(self) -> None:
@@ -166,7 +166,7 @@ class Folder:
             return
         if self._is_current():
             with contextlib.suppress(OSError):  # the folder has other files, or cannot be written to
-                if _text(self._lock) == self._name:
+                if _first_line(self._lock) == self._signature:
                     os.ftruncate(self._lock.fileno(), 0)
                 if self._created and not self.results():
                     for path in filter(is_registered, logs(self.path)):
@@ -207,13 +207,13 @@ class Holder(NamedTuple):
 
 
 def holder(folder: Path) -> Holder:
-    """Find the process that uses a folder. Writes nothing; delays a starting run only for a moment.
+    """Find the process that uses a folder. Nothing is written; a run that starts is delayed only briefly.
 
     A lock ends with its process, but some file systems hide the locks of other hosts.
     """
     try:
         with open(os.open(folder / LOCK_FILE, _READ), "rb", buffering=0) as lock:
-            text = _text(lock)
+            text = _first_line(lock)
             return Holder(text, _is_locked(lock, text) if text else False)  # no text yet: a run is starting
     except OSError:
         return Holder("", False)
@@ -231,12 +231,12 @@ def _is_locked(lock, text: str) -> bool | None:
 
 def _read_lock(folder: Path) -> str:
     with open(os.open(folder / LOCK_FILE, _READ), "rb", buffering=0) as lock:
-        return _text(lock)
+        return _first_line(lock)
 
 
-def _text(lock) -> str:
+def _first_line(lock) -> str:
     """Return the first line of an open lock file; "" for anything but a regular file."""
     if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
         return ""
-    text = os.pread(lock.fileno(), SHOWN, 0).decode(errors="replace")
+    text = os.pread(lock.fileno(), MAX_CHARACTERS, 0).decode(errors="replace")
     return text.partition("\n")[0].strip()

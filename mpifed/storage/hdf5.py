@@ -23,15 +23,15 @@ from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
 from mpifed.storage.files import HDF5_MAGIC
 
-__all__ = ["USER_BLOCK", "add_digest", "creating", "expect_digest", "opened", "shielded"]
+__all__ = ["USER_BLOCK", "add_digest", "create", "expect_digest", "open_untrusted", "deferring_errors"]
 
 #: Size of the user block in bytes.
 USER_BLOCK = 512
 _NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
 
 
-class _Shield:
-    """A raw file that stores its first write error instead of raising it."""
+class _ErrorDeferringFile:
+    """A file object that stores its first write error instead of raising it."""
 
     def __init__(self, file):
         self.file, self.error = file, None
@@ -58,21 +58,21 @@ class _Shield:
 
 
 @contextmanager
-def shielded(path: Path) -> Iterator[_Shield]:
-    """Yield a file object through which h5py writes ``path``, hiding write errors, on which HDF5 can crash.
+def deferring_errors(path: Path) -> Iterator[_ErrorDeferringFile]:
+    """Yield a file object for h5py that defers write errors to the end, because HDF5 can crash on them.
 
     Raises:
         OSError: at the end, the first write error.
     """
     with open(path, "w+b", buffering=0) as file:
-        shield = _Shield(file)
-        yield shield
-    if shield.error:
-        raise shield.error
+        target = _ErrorDeferringFile(file)
+        yield target
+    if target.error:
+        raise target.error
 
 
 @contextmanager
-def creating(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
+def create(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
     """Yield an HDF5 file to fill, and add the digest at the end.
 
     Args:
@@ -82,7 +82,7 @@ def creating(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    with shielded(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+    with deferring_errors(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
         yield file
     add_digest(path, magic, format)
 
@@ -104,10 +104,14 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
     file.seek(0)
     first, _, rest = file.read(USER_BLOCK).partition(b"\n")
     if first != magic + b"%d" % format:
-        plain = first.startswith(HDF5_MAGIC[:4])
-        number = "1" if plain else first[len(magic) :].decode(errors="replace")
-        known = plain or first.startswith(magic)
-        found = f"of format {number}" if known else f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
+        is_version_01 = first.startswith(HDF5_MAGIC[:4])
+        number = "1" if is_version_01 else first[len(magic) :].decode(errors="replace")
+        is_mpifed_file = is_version_01 or first.startswith(magic)
+        found = (
+            f"of format {number}"
+            if is_mpifed_file
+            else f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
+        )
         raise ValueError(f"it is {found}, expected format {format}")
     if rest.partition(b"\n")[0] != _digest(file):
         raise ValueError("its bytes do not match their digest")
@@ -123,7 +127,7 @@ def _digest(file: BinaryIO) -> bytes:
 
 
 @contextmanager
-def opened(path: Path, check: Callable[[BinaryIO], None] | None = None) -> Iterator[h5py.File]:
+def open_untrusted(path: Path, check: Callable[[BinaryIO], None] | None = None) -> Iterator[h5py.File]:
     """Open an HDF5 file from an untrusted source for reading.
 
     Args:
@@ -137,17 +141,17 @@ def opened(path: Path, check: Callable[[BinaryIO], None] | None = None) -> Itera
         if check:
             check(file)
         with h5py.File(file, "r") as source:
-            _expect_plain(source, os.fstat(file.fileno()).st_size)
+            _expect_harmless(source, os.fstat(file.fileno()).st_size)
             yield source
 
 
-def _expect_plain(source: h5py.File, size: int) -> None:
+def _expect_harmless(source: h5py.File, size: int) -> None:
     """Visit all objects of a file of ``size`` bytes without following a link or reading a value."""
     places, seen, total = [("", h5g.open(source.id, b"/"))], set(), 0
     for place, node in places:
         _expect_attributes(place, node)
         if isinstance(node, h5d.DatasetID):
-            total += _bytes(place, node)
+            total += _size_of(place, node)
             if total > size:
                 raise ValueError(f"expected at most {size} bytes of data in a file of that size, found more")
             continue
@@ -155,24 +159,24 @@ def _expect_plain(source: h5py.File, size: int) -> None:
             child = f"{place}/{name.decode(errors='replace')}".lstrip("/")
             if node.links.get_info(name).type != h5l.TYPE_HARD:
                 raise ValueError(f"expected no links to other places, found {child!r}")
-            found = h5o.get_info(node, name)
-            if found.type not in (h5o.TYPE_GROUP, h5o.TYPE_DATASET) or found.addr in seen:
+            object_info = h5o.get_info(node, name)
+            if object_info.type not in (h5o.TYPE_GROUP, h5o.TYPE_DATASET) or object_info.addr in seen:
                 raise ValueError(f"expected a group or numbers in {child!r}, found something else")
-            seen.add(found.addr)
+            seen.add(object_info.addr)
             places.append((child, h5o.open(node, name)))
 
 
-def _bytes(place: str, data: h5d.DatasetID) -> int:
+def _size_of(place: str, data: h5d.DatasetID) -> int:
     """Return the size of a data set in bytes, which must be stored in this file in one piece."""
-    creation, kind, space = data.get_create_plist(), data.get_type(), data.get_space()
-    if kind.get_class() not in _NUMBERS or space.get_simple_extent_type() == h5s.NULL:
+    creation, dtype, space = data.get_create_plist(), data.get_type(), data.get_space()
+    if dtype.get_class() not in _NUMBERS or space.get_simple_extent_type() == h5s.NULL:
         raise ValueError(f"expected numbers in {place!r}, found other data")
-    plain = creation.get_layout() in (h5d.CONTIGUOUS, h5d.COMPACT) and not creation.get_external_count()
-    declared = math.prod(data.shape) * kind.get_size()
-    if not plain or data.get_storage_size() != declared:
+    contiguous = creation.get_layout() in (h5d.CONTIGUOUS, h5d.COMPACT) and not creation.get_external_count()
+    declared = math.prod(data.shape) * dtype.get_size()
+    if not contiguous or data.get_storage_size() != declared:
         raise ValueError(
             f"expected {declared} bytes of numbers in {place!r}, in one piece and not compressed, found "
-            f"{data.get_storage_size() if plain else 'another layout'}"
+            f"{data.get_storage_size() if contiguous else 'another layout'}"
         )
     return declared
 

@@ -20,10 +20,10 @@ import numpy as np
 from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, replacing
 from mpifed.storage.results import COSTS
 
-__all__ = ["ranges", "read", "row_type", "write"]
+__all__ = ["format_ranges", "read", "row_type", "write"]
 
 #: Maximum number of bytes that are written at once.
-PIECE = 2**24
+MAX_WRITE = 2**24
 
 
 def row_type(metrics: int, iterates: Mapping[str, int], dtype: str) -> np.dtype:
@@ -37,11 +37,13 @@ def _checksums(rows: np.ndarray) -> np.ndarray:
     return np.array([zlib.crc32(row[4:]) for row in data], "u4")
 
 
-def write(folder: Path, known: int, end: int, type: np.dtype, rows: Callable[[int, int], np.ndarray]) -> None:
-    """Append rows to the history, or write the file again if it does not consist of ``known`` rows.
+def write(
+    folder: Path, written: int, end: int, type: np.dtype, rows: Callable[[int, int], np.ndarray]
+) -> None:
+    """Append rows to the history, or write the whole file if it does not consist of ``written`` rows.
 
     Args:
-        known: number of rows that this process has written to the file.
+        written: number of rows that this process has already written to the file.
         end: number of rows of the whole history.
         rows: returns the rows ``start:stop`` without checksums.
 
@@ -50,12 +52,12 @@ def write(folder: Path, known: int, end: int, type: np.dtype, rows: Callable[[in
     """
     path = Path(folder) / HISTORY_FILE
     size = path.stat().st_size if path.is_file() and not path.is_symlink() else -1
-    appends = known > 0 and size == len(HISTORY_MAGIC) + known * type.itemsize
+    appends = written > 0 and size == len(HISTORY_MAGIC) + written * type.itemsize
     with contextlib.nullcontext(path) if appends else replacing(path) as target, open(target, "ab") as file:
         if not appends:
             file.write(HISTORY_MAGIC)
-        step = max(1, PIECE // type.itemsize)
-        for start in range(known if appends else 0, end, step):
+        step = max(1, MAX_WRITE // type.itemsize)
+        for start in range(written if appends else 0, end, step):
             file.write(_with_checksums(rows(start, min(start + step, end))))
         if appends:
             file.flush()
@@ -95,7 +97,7 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     return tables | iterates, numbers[~valid].tolist()
 
 
-def ranges(rounds: list[int]) -> str:
+def format_ranges(rounds: list[int]) -> str:
     """Format rounds as text, for example "3, 5 to 7"."""
     edges = [k for k in range(1, len(rounds)) if rounds[k] > rounds[k - 1] + 1]
     parts = [rounds[a:b] for a, b in zip([0, *edges], [*edges, len(rounds)])]

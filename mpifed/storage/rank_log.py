@@ -51,7 +51,7 @@ class _File(logging.StreamHandler):
 
 
 class RankLog:
-    """Context that logs the messages of this rank, in memory until :meth:`open`.
+    """Context that logs the messages of this rank: in memory until :meth:`open`, then to a file.
 
     The level is ``INFO`` unless another level is set. Warnings of Python and the error that ends the run are
     logged as well.
@@ -70,7 +70,7 @@ class RankLog:
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         if error is not None:
-            LOG.critical("the run has ended on this rank with", exc_info=error)
+            LOG.critical("the run has ended on this rank with an error:", exc_info=error)
         if warnings.showwarning == self._show_and_log:
             warnings.showwarning = self._show
         LOG.removeHandler(self._handler)
@@ -97,8 +97,8 @@ class RankLog:
         path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
         try:
             stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_no_link)
-            self._begin = os.fstat(stream.fileno()).st_size
-            stream.write(_title(self._comm))
+            self._start_of_run = os.fstat(stream.fileno()).st_size
+            stream.write(_first_line(self._comm))
             stream.flush()
         except OSError as error:
             if self._comm.rank == 0:
@@ -128,10 +128,10 @@ class RankLog:
             for path in filter(is_registered, stale if self._comm.rank == 0 else []):
                 path.unlink()
         with contextlib.suppress(OSError), open(self._handler.stream.name, "rb+") as file:
-            file.seek(self._begin)
-            present = file.read()
+            file.seek(self._start_of_run)
+            current = file.read()
             file.seek(0)
-            file.write(present)
+            file.write(current)
             file.truncate()
 
 
@@ -139,7 +139,7 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def _title(comm: SerialComm) -> str:
+def _first_line(comm: SerialComm) -> str:
     job = f", Slurm job {number}" if (number := slurm_job()) else ""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     process = f"process {os.getpid()} on {socket.gethostname()}{job}, since {now}"

@@ -47,11 +47,11 @@ import numpy as np
 
 from mpifed.core.metrics import Details
 from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
-from mpifed.storage.hdf5 import creating, expect_digest, opened
+from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
-    "COSTS", "FORMAT", "End", "Outcome", "Point", "RunData", "end_entries", "expect", "find_runs", "load",
-    "load_if_valid", "read", "write",
+    "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "end_entries", "expect", "find_runs",
+    "load", "load_if_valid", "read", "write",
 ]  # fmt: skip
 
 #: Format number of the results file.
@@ -62,8 +62,8 @@ COSTS = (
     "communication_seconds", "seconds", "federated_seconds",
 )  # fmt: skip
 #: Maximum nesting of a JSON text.
-_DEPTH = 32
-#: Types of the settings that are used, and whether a setting is required if its section is present.
+MAX_DEPTH = 32
+#: Settings that this package reads from results files: types, and whether they are required in their section.
 _SETTINGS: dict[str, tuple[tuple[type, ...], bool]] = {
     "algorithm": ((dict,), True),
     "algorithm.name": ((str,), True),
@@ -170,7 +170,7 @@ class RunData:
         return self.end is not None and self.end.kind == "diverged"
 
 
-class Point(NamedTuple):
+class OutputPoint(NamedTuple):
     """An output point. Files of version 0.1 contain ``flat`` only.
 
     Attributes:
@@ -188,10 +188,10 @@ class Point(NamedTuple):
     tied: dict[str, str]
 
 
-class Outcome(NamedTuple):
+class RunOutput(NamedTuple):
     """The output point of a run, its metrics, and the recorded iterates by block, ``[R, d]``."""
 
-    point: Point
+    point: OutputPoint
     metrics: dict[str, float]
     iterates: dict[str, np.ndarray]
 
@@ -200,7 +200,7 @@ def write(
     folder: Path,
     attributes: Mapping[str, str],
     columns: Mapping[str, Mapping[str, np.ndarray]],
-    point: Point,
+    point: OutputPoint,
     class_counts: tuple[np.ndarray, list[str]] | None = None,
     metrics: Mapping[str, float] | None = None,
     details: Details | None = None,
@@ -226,7 +226,7 @@ def write(
         classes["confusion"] = details.confusion, details.classes
     with (
         replacing(Path(folder) / RUN_FILE) as temporary,
-        creating(temporary, RESULTS_MAGIC, FORMAT) as file,
+        create(temporary, RESULTS_MAGIC, FORMAT) as file,
     ):
         file.attrs.update(attributes)
         for group, arrays in groups.items():
@@ -240,7 +240,7 @@ def write(
         file["final"].attrs.update(metrics or {})
 
 
-def _write_point(file: h5py.File, point: Point) -> None:
+def _write_point(file: h5py.File, point: OutputPoint) -> None:
     """Write the point and the fixed values of the network, so that exports need no code of the user."""
     final = file.create_group("final")
     for block, shapes in point.shapes.items():
@@ -258,10 +258,13 @@ def _write_point(file: h5py.File, point: Point) -> None:
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
-    """Find the results files that the places are or contain at any depth, without repetition.
+    """Find results files, each listed once.
+
+    Args:
+        places: results files, or folders that contain them at any depth.
 
     Raises:
-        ValueError: a place is no results file and contains none.
+        ValueError: a folder contains no results file, or a file does not exist.
     """
     found: dict[Path, None] = {}
     for place in map(Path, places):
@@ -281,10 +284,10 @@ def load(path: str | Path) -> RunData:
         return _read(source, file)
 
 
-def read(path: str | Path) -> tuple[RunData, Outcome]:
-    """Read the results of a run with the output point. Arguments and errors are those of :func:`load`."""
+def read(path: str | Path) -> tuple[RunData, RunOutput]:
+    """Read the results of a run and the output point. Arguments and errors are those of :func:`load`."""
     with _opened(path) as (source, file):
-        return _read(source, file), _read_outcome(source)
+        return _read(source, file), _read_output(source)
 
 
 def load_if_valid(path: str | Path) -> RunData | None:
@@ -299,12 +302,12 @@ def load_if_valid(path: str | Path) -> RunData | None:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
-    """Open a results file, or that of a folder. Errors while it is read are raised with its name."""
+    """Open a results file, given its path or its folder. Errors while it is read contain its path."""
     file = Path(path).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:
         expect(file.is_file(), "a run file", "no such file")
-        with opened(file, _expect_valid_digest) as source:
+        with open_untrusted(file, _expect_valid_digest) as source:
             yield source, file
     # HDF5 raises many types of errors for damaged files.
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -319,7 +322,7 @@ def _expect_valid_digest(file: BinaryIO) -> None:
         expect_digest(file, RESULTS_MAGIC, FORMAT)
 
 
-def _read_outcome(source: h5py.File) -> Outcome:
+def _read_output(source: h5py.File) -> RunOutput:
     final = source.get("final")
     expect(isinstance(final, h5py.Group), "a group 'final'", ", ".join(source) or "an empty file")
     metrics = {name: float(value) for name, value in final.attrs.items()}
@@ -327,7 +330,7 @@ def _read_outcome(source: h5py.File) -> Outcome:
     tables = all(isinstance(data, h5py.Dataset) and data.ndim for data in recorded.values())
     expect(tables, "columns in the group 'iterates'", recorded)
     iterates = {name: data[:] for name, data in recorded.items() if name != "round"}
-    return Outcome(_read_point(final), metrics, iterates)
+    return RunOutput(_read_point(final), metrics, iterates)
 
 
 def _read(source: h5py.File, file: Path) -> RunData:
@@ -363,7 +366,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
         end=End.read(texts),
         layout=_table(source, "layout"),
         data=data,
-        maximised=frozenset(_names(source, "maximised")),
+        maximised=frozenset(_text_list(source, "maximised")),
         ranks=ranks,
         class_counts=counts,
         classes=classes,
@@ -382,7 +385,7 @@ def expect(condition, expected: str, found) -> None:
 def _read_counts(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
     if "holdings" not in source:
         return None, []
-    counts, classes = source["holdings"], _names(source["holdings"], "classes")
+    counts, classes = source["holdings"], _text_list(source["holdings"], "classes")
     valid = isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu"
     valid = valid and counts.shape[1:] == (len(classes),)
     expect(valid, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
@@ -396,25 +399,25 @@ def _table(source, name: str, kind: type = dict):
         value = json.loads(text)
     except (TypeError, ValueError):
         value = None
-    plain = isinstance(value, kind) and not _deeper(value, _DEPTH)
+    plain = isinstance(value, kind) and not _is_deeper(value, MAX_DEPTH)
     expect(plain, f"a JSON {'table' if kind is dict else 'list'} in the attribute {name!r}", repr(text)[:80])
     return value
 
 
-def _names(source, name: str) -> list[str]:
+def _text_list(source, name: str) -> list[str]:
     found = _table(source, name, list)
     texts = all(isinstance(value, str) for value in found)
     expect(texts, f"texts in the attribute {name!r}", repr(found)[:80])
     return found
 
 
-def _deeper(value, depth: int) -> bool:
+def _is_deeper(value, depth: int) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_deeper(part, depth - 1) for part in parts)
+    return depth == 0 or any(_is_deeper(part, depth - 1) for part in parts)
 
 
 def _read_config(source: h5py.File) -> dict:
-    """Return the configuration, in which the settings of ``_SETTINGS`` have their types."""
+    """Return the configuration after checking the types of the settings in ``_SETTINGS``."""
     config = _table(source, "config")
     for place, (types, required) in _SETTINGS.items():
         section, _, key = place.rpartition(".")
@@ -452,8 +455,8 @@ def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str
     return {name: data[:] for name, data in node.items()}
 
 
-def _read_point(final: h5py.Group) -> Point:
-    point = Point({}, {}, {}, {}, {})
+def _read_point(final: h5py.Group) -> OutputPoint:
+    point = OutputPoint({}, {}, {}, {}, {})
     for block, node in final.items():
         if not isinstance(node, h5py.Group):  # version 0.1
             point.flat[block] = _array(node, "f", 1)
@@ -474,13 +477,15 @@ def _read_point(final: h5py.Group) -> Point:
 def _array(data, kinds: str, axes: int | None = None) -> np.ndarray:
     """Return a dataset with a dtype of one of the ``kinds`` and the given number of axes."""
     valid = isinstance(data, h5py.Dataset) and data.dtype.kind in kinds and axes in (None, data.ndim)
-    expect(valid, f"numbers of the kinds {kinds!r} in the output point or the network", data)
+    expect(
+        valid, f"an array with a dtype of kind {' or '.join(kinds)} in the output point or the network", data
+    )
     return data[...]
 
 
 def _read_details(source: h5py.File) -> Details:
     counts = source.get("confusion")
-    classes = [] if counts is None else _names(counts, "classes")
+    classes = [] if counts is None else _text_list(counts, "classes")
     square = counts is None or (isinstance(counts, h5py.Dataset) and counts.shape == 2 * (len(classes),))
     expect(square, f"{len(classes)} rows and columns in 'confusion'", getattr(counts, "shape", counts))
     clients = _columns(source, "clients", ()) if "clients" in source else {}

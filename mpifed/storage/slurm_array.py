@@ -12,18 +12,18 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["HEAD", "SCRIPT", "elements", "is_script", "share_lines"]
+__all__ = ["HEAD", "SCRIPT", "assigned_runs", "is_script", "assignment_lines"]
 
 #: The name of the script in a folder of results.
 SCRIPT = "job.sbatch"
 #: First characters of every script; a file without them is not replaced.
 HEAD = "#!/bin/bash\n# mpifed launch "
-_SHARE = re.compile(r"# runs (\d+): (\[.*\])")
+_ASSIGNMENT = re.compile(r"# runs (\d+): (\[.*\])")
 
 
-def share_lines(shares: Sequence[Sequence[str]]) -> list[str]:
-    """Return the comments with the runs of each element: names of folders next to the script, in ASCII."""
-    return [f"# runs {number}: {json.dumps(list(names))}" for number, names in enumerate(shares)]
+def assignment_lines(runs_by_element: Sequence[Sequence[str]]) -> list[str]:
+    """Return comment lines in ASCII with the runs of each element, as names of folders next to the script."""
+    return [f"# runs {number}: {json.dumps(list(names))}" for number, names in enumerate(runs_by_element)]
 
 
 def is_script(file: Path) -> bool:
@@ -31,10 +31,10 @@ def is_script(file: Path) -> bool:
     return _text(file).startswith(HEAD)
 
 
-def elements(script: Path) -> list[tuple[int, Path]]:
-    """Return the element and the folder of every run in a script; [] if it is not a script or unreadable."""
+def assigned_runs(script: Path) -> list[tuple[int, Path]]:
+    """Return the element and the folder of every run in a script; [] for any other or unreadable file."""
     text, found = _text(script), []
-    for match in _SHARE.finditer(text) if text.startswith(HEAD) else ():
+    for match in _ASSIGNMENT.finditer(text) if text.startswith(HEAD) else ():
         with contextlib.suppress(ValueError):
             names = json.loads(match[2])
             found += [(int(match[1]), script.parent / name) for name in names if isinstance(name, str)]

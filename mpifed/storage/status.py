@@ -15,12 +15,12 @@ from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import LOCK_FILE, RUN_FILE, checkpoints, round_of
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.results import RunData, expect, load
-from mpifed.storage.slurm_array import SCRIPT, elements, is_script
+from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
 
-__all__ = ["Status", "is_run", "status", "survey"]
+__all__ = ["Status", "is_run", "status", "find_statuses"]
 
 #: Maximum size in bytes of a checkpoint that is read. Larger checkpoints are identified by name only.
-READ = 16 * 2**20
+MAX_READ = 16 * 2**20
 #: Number of rounds at the end of a history that determine the speed of a run.
 RECENT = 100
 
@@ -58,43 +58,46 @@ class Status:
     element: int | None = None
 
 
-def survey(places: Iterable[str | Path]) -> list[Status]:
-    """Return the status of the runs that the places are or contain at any depth, without repetition.
+def find_statuses(places: Iterable[str | Path]) -> list[Status]:
+    """Return the status of each run in some folders.
 
-    Runs of job arrays that have not begun, and folders that cannot be read, are included.
+    Unreadable folders and runs of job arrays that have not begun are included.
+
+    Args:
+        places: folders of runs, or folders that contain runs at any depth.
 
     Raises:
-        ValueError: a place is no folder, or contains no run.
+        ValueError: a path is not a folder, or the folder contains no run.
     """
     found: dict[Path, Status] = {}
     for place in map(Path, places):
         expect(place.is_dir(), f"a folder {place}", "a file" if place.exists() else "none")
-        runs = list(_below(place))
+        runs = list(_statuses_below(place))
         expect(runs, f"a run in {place} or below", "none")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     return list(found.values())
 
 
-def _below(place: Path) -> Iterator[Status]:
+def _statuses_below(place: Path) -> Iterator[Status]:
     unreadable: list[Path] = []
-    walked = [
+    visited = [
         (Path(folder), SCRIPT in files)
         for folder, _, files in os.walk(place, onerror=lambda error: unreadable.append(Path(error.filename)))
     ]
     planned = {
         run.resolve(): Status(run, "not begun", script=folder / SCRIPT, element=element)
-        for folder, launched in walked
+        for folder, launched in visited
         if launched
-        for element, run in elements(folder / SCRIPT)
+        for element, run in assigned_runs(folder / SCRIPT)
     }
-    found = sorted([*(folder for folder, _ in walked if is_run(folder)), *unreadable])
+    found = sorted([*(folder for folder, _ in visited if is_run(folder)), *unreadable])
     for folder in found:
         plan, run = planned.pop(folder.resolve(), None), status(folder)
         yield replace(run, script=plan.script, element=plan.element) if plan else run
     yield from planned.values()
-    for folder in (folder for folder, launched in walked if launched):  # a single run, or a search
-        unnamed = is_script(folder / SCRIPT) and not elements(folder / SCRIPT)
+    for folder in (folder for folder, launched in visited if launched):  # a single run, or a search
+        unnamed = is_script(folder / SCRIPT) and not assigned_runs(folder / SCRIPT)
         if unnamed and not any(run.is_relative_to(folder) for run in found):
             yield Status(folder, "not begun", f"{folder / SCRIPT} has not written anything yet")
 
@@ -114,9 +117,9 @@ def status(folder: Path) -> Status:
 
 
 def _status(folder: Path) -> Status:
-    held, files, (run, error) = holder(folder), checkpoints(folder), _results(folder)
+    lock_holder, files, (run, error) = holder(folder), checkpoints(folder), _results(folder)
     lock, results = folder / LOCK_FILE, folder / RUN_FILE
-    state, reason, config = _state(folder, held, files, run, error)
+    state, reason, config = _state(folder, lock_holder, files, run, error)
     reason = "; infeasible: ".join(filter(None, [reason.partition("\n")[0], run and run.infeasible]))
     config = run.config if run else config
     rounds, running = config.get("rounds"), run is not None and state.startswith("running")
@@ -138,7 +141,7 @@ def _status(folder: Path) -> Status:
 
 
 def _state(
-    folder: Path, held: Holder, files: list[Path], run: RunData | None, error: str
+    folder: Path, lock_holder: Holder, files: list[Path], run: RunData | None, error: str
 ) -> tuple[str, str, dict]:
     """Return the state of a run, the reason, and the settings in its checkpoint if that is read.
 
@@ -146,10 +149,10 @@ def _state(
         files: checkpoints of the run.
         run, error: content of the results file, or why it cannot be read.
     """
-    if held.holds:
-        return "running", held.text, {}
-    if held.holds is None:
-        return "running?", f"{held.text}, unless it was killed", {}
+    if lock_holder.holds:
+        return "running", lock_holder.text, {}
+    if lock_holder.holds is None:
+        return "running?", f"{lock_holder.text}, unless it was killed", {}
     if run and run.end and (not files or _round(files) <= _last_round(run)):
         return "failed" if run.diverged else "finished", run.stopped, {}
     if not files:
@@ -163,7 +166,7 @@ def _state(
 
 def _resumable(files: list[Path]) -> tuple[int | None, dict, list[str]]:
     """Return the round from which a run can be resumed, its settings, and errors of newer checkpoints."""
-    if files[-1].stat().st_size > READ:
+    if files[-1].stat().st_size > MAX_READ:
         return _round(files), {}, []
     path, header, _, complaints = newest(files[-1].parent, _expect_settings)
     return _round([path] if path else []), header.get("config", {}), complaints

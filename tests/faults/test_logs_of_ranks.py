@@ -34,7 +34,7 @@ def test_the_error_of_a_rank_is_in_its_log(tmp_path):
     code, output = started(tmp_path, f"1 raise {STEP} 5")
     assert code and output.count("RuntimeError: the dog ate my gradient") == 1
     first, second = logs(tmp_path)
-    assert "critical: the run has ended on this rank with\nTraceback " in second
+    assert "critical: the run has ended on this rank with an error:\nTraceback " in second
     assert "RuntimeError: the dog ate my gradient" in second and "the dog" not in first
 
 

@@ -167,7 +167,7 @@ def test_runs_resumed_with_another_placement(comm, out, forced):
 def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
     """Rows are written with one placement and read with others, with empty ranks and several blocks per
     rank."""
-    monkeypatch.setattr(checkpoint, "BLOCK", 2 * 3 * 8)
+    monkeypatch.setattr(checkpoint, "MAX_BLOCK", 2 * 3 * 8)
     clients, last = 7, comm.size - 1
     placements = [
         Placement(clients, comm.size),

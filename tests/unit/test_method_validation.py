@@ -86,9 +86,9 @@ def screen(monkeypatch, capsys):
     monkeypatch.setattr(errors.signal, "signal", lambda *arguments: None)
 
     def message(error: BaseException) -> str:
-        assert errors.is_explained(error), error
+        assert errors.is_user_error(error), error
         with pytest.raises(SystemExit) as end:
-            errors.explain(error)
+            errors.report_and_exit(error)
         text = capsys.readouterr().err
         assert end.value.code == 2 and "Traceback" not in text, text
         return text
@@ -602,10 +602,10 @@ SIZES = {
 @pytest.mark.parametrize("kind", SIZES)
 def test_out_of_memory(screen, monkeypatch, kind):
     monkeypatch.setenv(errors.RANK_VARIABLES[0], "3")
-    monkeypatch.setattr(errors, "TURN", 0.0)
+    monkeypatch.setattr(errors, "RANK_0_DELAY", 0.0)
     text = screen(out_of_memory(kind))
     assert text.startswith(
-        f"mpifed: rank 3 has no memory{SIZES[kind]}: take more nodes or fewer ranks per node"
+        f"mpifed: rank 3 has not enough memory{SIZES[kind]}: use more nodes, fewer ranks per node"
     )
     assert "oracle.batch_size" in text and text.count("\n") == 2, text
 
@@ -629,6 +629,6 @@ def test_out_of_memory_in_functions_of_methods(monkeypatch, kind):
 
 
 def test_other_errors_are_not_explained():
-    assert not errors.is_explained(RuntimeError("the dog ate my gradient")) and not errors.is_explained(
+    assert not errors.is_user_error(RuntimeError("the dog ate my gradient")) and not errors.is_user_error(
         OSError()
     )
