@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from gallery_standings import PAID, Entry, Standings
-from mpifed.report.figures import DIVERGED, Axis, counted, draw_setting
+from mpifed.report.figures import DIVERGED, Axis, draw_setting, with_finite_counts
 
 #: Number of methods in colour per panel.
 SHOWN = 6
@@ -75,7 +75,7 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
             across = np.mean(costs, axis=0) / size
             cell.plot(across, line, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)
     for number, one in enumerate(shown):
-        (name,) = counted([one.setting], [one.name], [found.metric])
+        (name,) = with_finite_counts([one.setting], [one.name], [found.metric])
         draw_setting(cell, one.setting, found.metric, axis, number, scale == "log", size, label=name)
     cell.axhline(found.level, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.6)
     cell.set_yscale(scale)

@@ -13,7 +13,7 @@ from claims.interval import interval
 from mpifed.config.tuning import Tuning, tuning
 from mpifed.report.comparison import Rule, Setting, settings_of
 from mpifed.report.figures import AXES, Axis
-from mpifed.report.statistics import Spread, ranking_key
+from mpifed.report.statistics import MeanStd, ranking_key
 from mpifed.storage.results import find_runs, load
 
 #: Costs of reaching a level. Seconds are left out, because they depend on the machine.
@@ -41,9 +41,9 @@ class Entry:
         return self.setting.name
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> MeanStd:
         """Mean and deviation of the final values."""
-        return Spread.from_values(self.finals.values())
+        return MeanStd.from_values(self.finals.values())
 
 
 @dataclass(frozen=True)

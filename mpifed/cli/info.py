@@ -55,14 +55,14 @@ def info(name, overrides, out, cite):
 def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
     """Show the samples of each client, and return the path of the figure."""
     from mpifed.config.job import Config
-    from mpifed.report.client_samples import show
+    from mpifed.report.client_samples import show_class_counts
     from mpifed.simulation.state import expect_constants
 
     figure = Path(out) if out else Path(job).with_suffix(".clients.png")
     expect_writable(figure, is_figure)
     config = Config.load(job, overrides)
     expect_constants(config.problem)
-    show(config, figure)
+    show_class_counts(config, figure)
     return figure
 
 

@@ -22,10 +22,10 @@ from mpifed.base.log import escape_mathtext
 from mpifed.config.job import Config, ConfigError
 from mpifed.storage.files import PNG_METADATA, writing
 
-__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw", "show"]
+__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "show_class_counts"]
 
-#: Greatest number of classes shown as columns or in the legend, and of clients shown as rows.
-COLUMNS, ROWS = 12, 40
+#: Maximum number of classes shown as columns or in the legend, and of clients shown as rows.
+MAX_COLUMNS, MAX_ROWS = 12, 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +59,16 @@ def class_counts(config: Config) -> ClassCounts:
     return ClassCounts(title(config.table()), counts, names)
 
 
-def show(config: Config, path: Path) -> None:
+def show_class_counts(config: Config, path: Path) -> None:
     """Print the class counts of a job, and draw them into the file ``path``.
 
     Raises:
         ConfigError: as for :func:`class_counts`, or the file cannot be written.
     """
-    found = class_counts(config)
-    print_counts(found)
+    samples = class_counts(config)
+    print_counts(samples)
     with writing(path) as temporary:
-        draw(found, temporary)
+        draw_class_counts(samples, temporary)
 
 
 def title(config: dict) -> str:
@@ -88,19 +88,19 @@ def _name(value) -> str:
     return Path(next(value[key] for key in ("file", "path", "name") if key in value)).name
 
 
-def print_counts(found: ClassCounts, console: Console | None = None) -> None:
-    """Print one row per client and one column per class, as far as there are not too many, and totals."""
+def print_counts(samples: ClassCounts, console: Console | None = None) -> None:
+    """Print one row per client, with one column per class unless there are too many, and totals."""
     console = console or Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
-    counts, sizes = found.counts, found.counts.sum(axis=1)
-    wide = 1 < len(found.names) <= COLUMNS
-    table = Table(title=found.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    columns = found.names if wide else ["classes", "largest class %"] if len(found.names) > 1 else []
+    counts, sizes = samples.counts, samples.counts.sum(axis=1)
+    wide = 1 < len(samples.names) <= MAX_COLUMNS
+    table = Table(title=samples.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    columns = samples.names if wide else ["classes", "largest class %"] if len(samples.names) > 1 else []
     for column in ("client", "samples", *columns):
         table.add_column(column, justify="right", overflow="fold")
     for client in range(len(counts)):
-        if len(counts) <= ROWS or not ROWS // 2 <= client < len(counts) - ROWS // 2:
+        if len(counts) <= MAX_ROWS or not MAX_ROWS // 2 <= client < len(counts) - MAX_ROWS // 2:
             table.add_row(str(client), *_cells(counts[client], wide, len(columns)))
-        elif client == ROWS // 2:
+        elif client == MAX_ROWS // 2:
             table.add_row("...")
     table.add_section()
     table.add_row("all", *_cells(counts.sum(axis=0), wide, len(columns)))
@@ -113,9 +113,9 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
     return [str(counts.sum()), *(f"{number:.0f}" for number in [*numbers][:columns])]
 
 
-def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
+def draw_class_counts(samples: ClassCounts, file: Path | BinaryIO) -> None:
     """Write a PNG to a path or an open file: one bar per client, stacked from its samples of each class."""
-    counts = found.counts
+    counts = samples.counts
     clients, classes = counts.shape
     size = (min(14, 5 + 0.25 * clients), 4.5)
     figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
@@ -123,7 +123,7 @@ def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
     colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(max(classes, 10))
     tops = np.concatenate([np.zeros((clients, 1), int), np.cumsum(counts, axis=1)], axis=1)
     left, right = np.arange(clients) - 0.4, np.arange(clients) + 0.4
-    for k, name in enumerate(found.names):  # a collection per class; a patch per bar would take minutes
+    for k, name in enumerate(samples.names):  # a collection per class; a patch per bar would take minutes
         low, high = tops[:, k], tops[:, k + 1]
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
         label = escape_mathtext(name)
@@ -131,10 +131,10 @@ def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(0, 1.04 * max(tops[:, -1].max(), 1))
     axes.xaxis.set_major_locator(MaxNLocator(min(clients + 1, 20), steps=[1, 2, 5, 10], integer=True))
-    axes.set(xlabel="client", ylabel="samples", title=escape_mathtext(found.title))
+    axes.set(xlabel="client", ylabel="samples", title=escape_mathtext(samples.title))
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
-    if 1 < classes <= COLUMNS:
+    if 1 < classes <= MAX_COLUMNS:
         figure.legend(
             *(part[::-1] for part in axes.get_legend_handles_labels()),
             title="class",

@@ -1,7 +1,7 @@
 """Settings (groups of runs that differ only in the seed) and the best setting of each method.
 
-The settings of an algorithm are tuned. All other settings (problem, data, participation, oracle, rounds, ...)
-define the task: the best setting of a method is chosen for each of their combinations.
+The hyperparameters of an algorithm are tuned. All other values in the job (problem, data, participation,
+oracle, rounds, ...) define the task. The best setting of a method is chosen separately for each task.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.report.labels import short_names
 from mpifed.report.statistics import (
     Curve,
-    Spread,
+    MeanStd,
     best_value,
-    final,
+    final_value,
     holm,
     paired_test,
     ranking_key,
@@ -44,10 +44,12 @@ _IGNORED = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs that differ only in the seed, with their settings as ``{dotted name: value}``.
+    """Runs that differ only in the seed.
 
-    ``repetition`` numbers identical settings if a seed has been run more than once. ``name`` is the method's
-    short name, unique among the settings that are read together.
+    Attributes:
+        settings: the values that the runs share, as ``{dotted name: value}``.
+        repetition: 0, or 1, 2, ... for runs that repeat a seed with the same values.
+        name: the method's short name, unique among the methods that are compared.
     """
 
     runs: tuple[RunData, ...]
@@ -71,13 +73,13 @@ class Setting:
         """Whether the metric is to be maximised."""
         return metric in self.runs[0].maximised
 
-    def spread(self, value: Callable[[RunData], float]) -> Spread:
+    def spread(self, value: Callable[[RunData], float]) -> MeanStd:
         """Mean and deviation over the runs of a function of a run."""
-        return Spread.from_values(value(run) for run in self.runs)
+        return MeanStd.from_values(value(run) for run in self.runs)
 
     def finite(self, metric: str) -> tuple[RunData, ...]:
         """The runs that have not diverged and whose last value of the metric is finite."""
-        return tuple(run for run in self.runs if not run.diverged and np.isfinite(final(run, metric)))
+        return tuple(run for run in self.runs if not run.diverged and np.isfinite(final_value(run, metric)))
 
     def all_finite(self, metric: str) -> bool:
         """Whether all runs end with a finite value of the metric."""
@@ -87,7 +89,7 @@ class Setting:
         """``"4 of 5 finite"``: the number of runs that end with finite values of all metrics, ignoring
         metrics that are finite in no run; "" if all do."""
         counts = [len(self.finite(metric)) for metric in metrics if metric in self.metrics]
-        count = min((one for one in counts if one), default=0)
+        count = min(filter(None, counts), default=0)
         return f"{count} of {len(self.runs)} finite" if counts and count < len(self.runs) else ""
 
     def curve_runs(self, metric: str) -> tuple[RunData, ...]:
@@ -103,7 +105,7 @@ class Setting:
         found = [prescription_of(run.config.get("theory")) for run in self.runs]
         bounds = [
             prescription.bound
-            for theorem, prescription in (one for one in found if one)
+            for theorem, prescription in (pair for pair in found if pair)
             if theorem.metric == metric and prescription.bound is not None
         ]
         return sum(bounds) / len(bounds) if len(bounds) == len(found) else None
@@ -118,8 +120,8 @@ class Rule:
         metric: by default the first metric of the runs.
         by: whether the last or the best value of a run counts.
         target: value of the metric; the rounds needed to reach it are reported, and do not affect the choice.
-        each: settings of methods, such as ``q``, that are part of the task: each of their values has its own
-            best setting.
+        each: hyperparameters, such as ``q``, that are part of the task: a best setting is selected for each
+            of their values.
     """
 
     metric: str | None = None
@@ -131,8 +133,8 @@ class Rule:
         """The reported metric: :attr:`metric` if the setting has it, else the setting's first."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
 
-    def deciding(self, setting: Setting) -> str | None:
-        """The metric that decides, on the validation split if all runs have one."""
+    def selection_metric(self, setting: Setting) -> str | None:
+        """The metric that selects the best setting, on the validation split if all runs have one."""
         metric = self.metric_of(setting)
         return metric and validation_metric(metric, setting.metrics)
 
@@ -142,28 +144,29 @@ class Rule:
         Raises:
             ValueError: no run has the metric, or no method has a setting in ``each``.
         """
-        known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
+        known = [*dict.fromkeys(metric for setting in settings for metric in setting.metrics)]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {suggest(self.metric, known)}")
-        own = {
+        method_settings = {
             key.removeprefix("algorithm.")
-            for one in settings
-            for key in one.settings
+            for setting in settings
+            for key in setting.settings
             if key.startswith("algorithm.")
         }
         for name in self.each:
-            if name not in own:
-                raise ValueError(f"no method has the setting {name!r}: {suggest(name, sorted(own))}")
+            if name not in method_settings:
+                options = suggest(name, method_settings)
+                raise ValueError(f"no method has the setting {name!r}: {options}")
 
     def value(self, run: RunData, metric: str) -> float:
         """A run's value; NaN if the run has diverged."""
-        return (
-            np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
-        )
+        if run.diverged:
+            return np.nan
+        return final_value(run, metric) if self.by == "final" else best_value(run, metric)
 
     def rank(self, setting: Setting) -> tuple[int, float]:
         """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`; smaller is better."""
-        metric = self.deciding(setting)
+        metric = self.selection_metric(setting)
         if metric is None:
             return 0, 0.0
         return ranking_key((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
@@ -183,31 +186,32 @@ class Rule:
         table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
         return json.dumps([setting.repetition, table], sort_keys=True)
 
-    def rivals(self, settings: Sequence[Setting]) -> list[list[Setting]]:
+    def by_task(self, settings: Sequence[Setting]) -> list[list[Setting]]:
         """Group the settings by task, in their order."""
         tasks: dict[str, list[Setting]] = {}
-        for one in settings:
-            tasks.setdefault(self.task(one), []).append(one)
+        for setting in settings:
+            tasks.setdefault(self.task(setting), []).append(setting)
         return [*tasks.values()]
 
     def describe(self, settings: Sequence[Setting]) -> str:
         """The rule, and the data on which it chooses, as a sentence."""
         goals = []
-        for metric in dict.fromkeys(filter(None, map(self.deciding, settings))):
-            more = any(one.maximises(metric) for one in settings if metric in one.metrics)
-            goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
-        which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
-        diverged = any(self.rank(one)[0] for one in settings)
+        for metric in dict.fromkeys(filter(None, map(self.selection_metric, settings))):
+            maximised = any(setting.maximises(metric) for setting in settings if metric in setting.metrics)
+            goals.append(f"the {'largest' if maximised else 'smallest'} {self.by} {metric}")
+        evaluation = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
+        diverged = any(self.rank(setting)[0] for setting in settings)
         mean = f"mean over the seeds{', or median of the finite values if some diverge' if diverged else ''}"
-        on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
+        splits = dict.fromkeys(filter(None, map(self._selection_data, settings)))
+        data_used = [f"chosen on {data}" for data in splits]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "
-            f"{' or '.join(goals)} ({'; '.join([which, mean, *on])})."
+            f"{' or '.join(goals)} ({'; '.join([evaluation, mean, *data_used])})."
         )
 
-    def _data(self, setting: Setting) -> str | None:
-        """The data of the deciding metric; ``None`` if the runs have no held-out data."""
-        metric = self.deciding(setting) or ""
+    def _selection_data(self, setting: Setting) -> str | None:
+        """The data on which the best setting is selected; ``None`` if the runs have no held-out data."""
+        metric = self.selection_metric(setting) or ""
         if metric.startswith(split_metric_name(VALIDATION, "")):
             return "the validation data, other metrics refer to the test data"
         if metric.startswith((split_metric_name("train", ""), split_metric_name("client", ""))):
@@ -238,7 +242,7 @@ def _seed(run: RunData) -> int | None:
 
 
 def _compared(config: dict) -> dict[str, object]:
-    """The settings that distinguish runs: all except the seed and those about records and files.
+    """The values that distinguish settings: all except the seed and options of output and files.
 
     A schedule is represented by its value, a user-defined object by its name and the digest of its file.
     """
@@ -248,10 +252,11 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         step = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: step}
-    own = {
-        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _IGNORED
+    digests = {
+        f"{place}.digest": plugin["digest"][:12]
+        for place, plugin in config.get("plugins", {}).items()
+        if place.split(".")[0] not in _IGNORED
     }
-    digests = {f"{place}.digest": one["digest"][:12] for place, one in own.items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
     flat = flatten(table) | digests
     return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}
@@ -259,15 +264,15 @@ def _compared(config: dict) -> dict[str, object]:
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
     """The best setting of each method for each task."""
-    rivals: dict[tuple[object, str], list[Setting]] = {}
-    for one in settings:
-        rivals.setdefault((one.settings["algorithm.name"], rule.task(one)), []).append(one)
-    return [min(group, key=rule.rank) for group in rivals.values()]
+    competitors: dict[tuple[object, str], list[Setting]] = {}
+    for setting in settings:
+        competitors.setdefault((setting.settings["algorithm.name"], rule.task(setting)), []).append(setting)
+    return [min(group, key=rule.rank) for group in competitors.values()]
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """The distinct metrics of the settings, without statistics over clients (they have their own table)."""
-    every = dict.fromkeys(metric for one in settings for metric in one.metrics)
+    """The distinct metrics of the settings, except statistics over clients, which have a separate table."""
+    every = dict.fromkeys(metric for setting in settings for metric in setting.metrics)
     return [metric for metric in every if not metric.startswith(split_metric_name("client", ""))]
 
 
@@ -284,10 +289,10 @@ def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: 
         corrected for the number of comparisons.
     """
     rows = []
-    for pair in (_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others):
-        known = pair[np.isfinite(pair)]
-        left = len(pair) - len(known)
-        rows.append((len(known), left, Spread.from_values(known), paired_test(known)))
+    for pair in (_by_seed(other, rule, metric) - _by_seed(first, rule, metric) for other in others):
+        finite = pair[np.isfinite(pair)]
+        missing = len(pair) - len(finite)
+        rows.append((len(finite), missing, MeanStd.from_values(finite), paired_test(finite)))
     found = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
     return found.assign(**{"p (Holm)": holm(found["p"])})
 

@@ -1,5 +1,4 @@
-"""Figures by matplotlib: every metric against every cost in :data:`AXES`, for a report, for a paper, and on
-the user's axes.
+"""Figures by matplotlib: metrics against rounds and other costs, for reports, papers and given axes.
 
 The best method can depend on the cost: rounds, gradients, bytes or time. :func:`draw_summary` draws the seeds
 of a setting in all figures. If the job names a theorem that bounds the metric, the bound is a dotted
@@ -41,7 +40,7 @@ __all__ = [
     "STYLES",
     "Axis",
     "axes_of",
-    "counted",
+    "with_finite_counts",
     "curves",
     "draw",
     "draw_bound",
@@ -51,16 +50,18 @@ __all__ = [
     "plot",
     "scales",
     "set_scale",
-    "style",
+    "curve_style",
 ]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` with a range of at least
-    2.
+    """A horizontal axis, which shows the sum of some columns of the costs.
 
-    ``name`` is its name in commands. An ``optional`` axis is used only for runs with a cost other than zero.
+    Attributes:
+        name: its name on the command line.
+        units: sizes and names of units; the largest unit is used in which the costs reach 2.
+        optional: whether the axis is omitted for runs in which the cost is always 0.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Axis:
 
     def scale(self, settings: Sequence[Setting], label: str | None = None) -> tuple[float, str]:
         """The unit for the costs of the settings, and the label with this unit."""
-        runs = [run for one in settings for run in one.runs]
+        runs = [run for setting in settings for run in setting.runs]
         largest = max(np.max(self.costs(run, run.metric_rounds), initial=0) for run in runs)
         size, name = next((unit for unit in reversed(self.units) if largest >= 2 * unit[0]), self.units[0])
         label = label or self.label
@@ -103,31 +104,35 @@ AXES = (
 # patterns, which have no common factor, 28 curves look different and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-BOUND = (0, (1, 3))  # dashes of a theorem's bound: dots further apart than any curve's
-DIVERGED = 1e100  # greater values are not drawn: they would flatten a curve and overflow in an axis' margins
+#: Dash pattern of a theorem's bound, with wider gaps than any curve.
+BOUND = (0, (1, 3))
+#: Larger values are not drawn: they would flatten a curve, and overflow when matplotlib computes margins.
+DIVERGED = 1e100
 STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
 #: Markers for print without colours, and their approximate number per line.
-MARKERS, MARKED = "os^Dv", 8
+MARKERS, MARKERS_PER_LINE = "os^Dv", 8
 
 #: A figure for a paper: inches per unit (TeX's point, the unit of ``\the\columnwidth``), range of widths in
 #: inches, vector formats.
-UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
-WIDTHS = 1.0, 30.0
+INCHES_PER_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
+WIDTH_RANGE = 1.0, 30.0
 FORMATS = (".pdf", ".svg", ".eps")
 #: Its font size and line width in points, and the ratio of a panel's height to its width.
-TEXT, THICKNESS, SHAPE = 8, 1.2, 0.7
+FONT_SIZE, LINE_WIDTH, ASPECT = 8, 1.2, 0.7
 #: Journals reject Type 3 fonts: TrueType fonts are embedded.
 _EMBEDDED = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "mpifed"}
 
 
 def axes_of(settings: Sequence[Setting]) -> list[Axis]:
     """The axes that suit any of the settings."""
-    return [axis for axis in AXES if any(axis.suits(one) for one in settings)]
+    return [axis for axis in AXES if any(axis.suits(setting) for setting in settings)]
 
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
     """The useful vertical scales, the better one first: logarithmic for positive values of a large range."""
-    means = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
+    means = np.concatenate(
+        [setting.curve(metric).median for setting in settings if metric in setting.metrics]
+    )
     means = means[np.abs(means) < DIVERGED]
     spread = means.max() / means.min() if len(means) and means.min() > 0 else 1
     return ["log", "linear"] if spread > 100 else ["linear", "log"] if spread > 3 else ["linear"]
@@ -143,13 +148,13 @@ def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str
     known = metrics if metric is None else metric in metrics
     expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
     metrics = metrics if metric is None else [metric]
-    names = [escape_mathtext(name) for name in counted(settings, labels(settings), metrics)]
+    names = [escape_mathtext(name) for name in with_finite_counts(settings, labels(settings), metrics)]
     columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
     height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
     axes = axes_of(settings)
     figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
     _panels(figure, settings, metrics, axes, text=10)
-    handles = [Line2D([], [], **style(number)) for number in range(len(settings))]
+    handles = [Line2D([], [], **curve_style(number)) for number in range(len(settings))]
     place = dict(loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
     figure.legend(handles, names, **place)
     figure.savefig(file, format="png", metadata=PNG_METADATA)
@@ -183,7 +188,7 @@ def _quoted(text: str, by_user: bool) -> str:
     return text if by_user else escape_mathtext(text)
 
 
-def style(number: int) -> dict:
+def curve_style(number: int) -> dict:
     """Colour, dashes and width of a line, by its number."""
     return STYLES[number % len(STYLES)]
 
@@ -226,7 +231,7 @@ def draw_setting(
 def draw_bound(cell: Axes, setting: Setting, metric: str, number: int, label: str | None = None) -> None:
     """Draw the bound of the setting's theorem on the metric, if there is one."""
     if (bound := setting.bound(metric)) is not None and bound < DIVERGED:
-        cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
+        cell.axhline(bound, color=curve_style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
 
 
 def draw_summary(
@@ -252,20 +257,20 @@ def draw_summary(
         seeds: x values, y values and whether the seed diverged, for each seed.
         name: label of the thin lines.
     """
-    diverged = any(one for _, _, one in seeds)
-    quantiles, look = log or diverged, style(number)
+    diverged = any(is_diverged for _, _, is_diverged in seeds)
+    quantiles, style = log or diverged, curve_style(number)
     line = curve.line(quantiles)
-    seen = np.pad(np.abs(line) < DIVERGED, 1)
-    alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
-    marks = _marks(number, len(across), alone, marked)
-    axes.plot(across, np.where(seen[1:-1], line, np.nan), label=label, **look | marks)
+    drawn = np.pad(np.abs(line) < DIVERGED, 1)
+    isolated = np.flatnonzero(drawn[1:-1] & ~drawn[:-2] & ~drawn[2:]).tolist()
+    marks = _markers(number, len(across), isolated, marked)
+    axes.plot(across, np.where(drawn[1:-1], line, np.nan), label=label, **style | marks)
     low, high = curve.band(quantiles)
-    around = seen[1:-1] & (high - low < DIVERGED)
-    if around.any():
-        low, high = np.where(around, low, np.nan), np.where(around, high, np.nan)
-        axes.fill_between(across, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    has_band = drawn[1:-1] & (high - low < DIVERGED)
+    if has_band.any():
+        low, high = np.where(has_band, low, np.nan), np.where(has_band, high, np.nan)
+        axes.fill_between(across, low, high, color=style["color"], alpha=0.16, linewidth=0)
     if diverged:
-        _draw_seeds(axes, seeds, look["color"], name)
+        _draw_seeds(axes, seeds, style["color"], name)
 
 
 def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], color: str, label: str) -> None:
@@ -280,22 +285,24 @@ def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], colo
         axes.add_artist(crosses)
 
 
-def counted(settings: Sequence[Setting], names: Sequence[str], metrics: Iterable[str]) -> list[str]:
+def with_finite_counts(
+    settings: Sequence[Setting], names: Sequence[str], metrics: Iterable[str]
+) -> list[str]:
     """Append the number of finite seeds to the names of settings with diverged seeds."""
-    counts = [one.finite_count(metrics) for one in settings]
+    counts = [setting.finite_count(metrics) for setting in settings]
     return [f"{name} ({count})" if count else name for name, count in zip(names, counts)]
 
 
-def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
+def _markers(number: int, points: int, isolated: list[int], marked: bool) -> dict:
     """Markers of a line: at single points between gaps, and if ``marked`` evenly spaced along the line."""
-    if not marked and not alone:
+    if not marked and not isolated:
         return {}
-    step = max(points // MARKED, 1)
+    step = max(points // MARKERS_PER_LINE, 1)
     along = range(number % len(MARKERS) * step // len(MARKERS), points, step)
     if marked:
         marker = MARKERS[number % len(MARKERS)]
-        return dict(marker=marker, markersize=3.5, markevery=sorted({*alone, *along}))
-    return dict(marker="o", markersize=5, markevery=alone)
+        return dict(marker=marker, markersize=3.5, markevery=sorted({*isolated, *along}))
+    return dict(marker="o", markersize=5, markevery=isolated)
 
 
 def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
@@ -303,7 +310,8 @@ def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> Non
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
-        medians = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
+        drawn = [setting for setting in settings if metric in setting.metrics]
+        medians = np.concatenate([setting.curve(metric).median for setting in drawn])
         cell.set_ylim(bottom=max(cell.get_ylim()[0], np.nanmin(medians, initial=np.inf) / 3))
 
 
@@ -342,16 +350,16 @@ def paper_figure(
     across, size = [known[name] for name in axes], inches(width)
 
     def write(file: Path) -> None:
-        lines = counted(settings, names.for_settings(settings, _quoted), metrics)
-        with matplotlib.rc_context(_EMBEDDED | {"font.size": TEXT}):
+        lines = with_finite_counts(settings, names.for_settings(settings, _quoted), metrics)
+        with matplotlib.rc_context(_EMBEDDED | {"font.size": FONT_SIZE}):
             figure = Figure(figsize=(size, 1), layout="constrained", facecolor="white")
-            for cell in _panels(figure, settings, metrics, across, TEXT, names, marked=True).flat:
+            for cell in _panels(figure, settings, metrics, across, FONT_SIZE, names, marked=True).flat:
                 for line in cell.lines:
-                    line.set_linewidth(THICKNESS)
-                cell.tick_params(labelsize=TEXT - 1, color="0.4")
+                    line.set_linewidth(LINE_WIDTH)
+                cell.tick_params(labelsize=FONT_SIZE - 1, color="0.4")
             rows = _legend(figure, lines)
-            panel = max(SHAPE * size / len(across), 1.1)
-            figure.set_size_inches(size, len(metrics) * panel + (rows + 1) * (1.45 * TEXT / 72))
+            panel = max(ASPECT * size / len(across), 1.1)
+            figure.set_size_inches(size, len(metrics) * panel + (rows + 1) * (1.45 * FONT_SIZE / 72))
             form = path.suffix.removeprefix(".")
             date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form, {})
             figure.savefig(file, format=form, metadata={"Creator": FIGURE_MARK} | date)
@@ -365,15 +373,15 @@ def inches(text: str) -> float:
     Raises:
         ValueError: the text is not a width from ``WIDTHS[0]`` to ``WIDTHS[1]`` inches.
     """
-    found = re.fullmatch(rf"([0-9.]+) *({'|'.join(UNITS)})", text.strip())
+    found = re.fullmatch(rf"([0-9.]+) *({'|'.join(INCHES_PER_UNIT)})", text.strip())
     try:
-        width = float(found[1]) * UNITS[found[2]] if found else 0.0
+        width = float(found[1]) * INCHES_PER_UNIT[found[2]] if found else 0.0
     except ValueError:
         width = 0.0
-    if not WIDTHS[0] <= width <= WIDTHS[1]:
+    if not WIDTH_RANGE[0] <= width <= WIDTH_RANGE[1]:
         raise ValueError(
-            f"expected a width from {WIDTHS[0]:g}in to {WIDTHS[1]:g}in in one of {', '.join(UNITS)}, "
-            f"such as 3.25in or 84mm; found {text!r}"
+            f"expected a width from {WIDTH_RANGE[0]:g}in to {WIDTH_RANGE[1]:g}in with a unit "
+            f"({', '.join(INCHES_PER_UNIT)}), such as 3.25in or 84mm; found {text!r}"
         )
     return width
 
@@ -381,14 +389,14 @@ def inches(text: str) -> float:
 def _legend(drawing: Figure, labels: Sequence[str]) -> int:
     """Draw a legend above the panels with as many columns as fit; return its number of lines."""
     handle = 3.0  # in units of the font size
-    width = 72 * drawing.get_figwidth() / TEXT
+    width = 72 * drawing.get_figwidth() / FONT_SIZE
     labels = [textwrap.fill(label, max(int((width - handle - 1) / 0.62), 8)) for label in labels]
     marks = [dict(marker=MARKERS[number % len(MARKERS)], markersize=3.5) for number in range(len(labels))]
-    looks = [style(number) | mark | {"linewidth": THICKNESS} for number, mark in enumerate(marks)]
+    looks = [curve_style(number) | mark | {"linewidth": LINE_WIDTH} for number, mark in enumerate(marks)]
     handles = [Line2D([], [], **look) for look in looks]
     for columns in range(len(labels), 0, -1):
         legend = drawing.legend(
-            handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=TEXT - 1,
+            handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=FONT_SIZE - 1,
             handlelength=handle, columnspacing=1, handletextpad=0.5, borderaxespad=0, labelspacing=0.25,
         )  # fmt: skip
         extent = legend.get_window_extent()
@@ -426,13 +434,14 @@ def plot(
     """
     from matplotlib import pyplot  # not needed for reports
 
-    found = runs if isinstance(runs, pd.DataFrame) else frame(runs)
-    if x not in found:
-        raise ValueError(f"the table has no column {x!r}: {suggest(x, [*found.columns])}")
-    rows, settings = _rows(found, metric), found["setting"].astype("category").cat.categories
+    table = runs if isinstance(runs, pd.DataFrame) else frame(runs)
+    if x not in table:
+        raise ValueError(f"the table has no column {x!r}: {suggest(x, [*table.columns])}")
+    rows, settings = _rows(table, metric), table["setting"].astype("category").cat.categories
     ax = ax or pyplot.gca()
-    for setting, own in rows.groupby("setting", observed=True):
-        _plot_setting(ax, [run for _, run in own.groupby("run", observed=True)], x, str(setting), settings)
+    for setting, group in rows.groupby("setting", observed=True):
+        by_run = [run for _, run in group.groupby("run", observed=True)]
+        _plot_setting(ax, by_run, x, str(setting), settings)
     ax.set(xlabel=x.replace("_", " "), ylabel=escape_mathtext(rows["metric"].iloc[0]))
     ax.legend(frameon=False)
     return ax
@@ -451,12 +460,12 @@ def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, 
     draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)
 
 
-def _rows(found: pd.DataFrame, metric: str | None) -> pd.DataFrame:
+def _rows(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     """The rows of a metric, by default the first."""
-    known = [*found["metric"].unique()]
+    known = [*table["metric"].unique()]
     if not known:
         raise ValueError("these runs have no metrics")
     metric = known[0] if metric is None else metric
     if metric not in known:
         raise ValueError(f"these runs have no metric {metric!r}: {suggest(metric, known)}")
-    return found[found["metric"] == metric]
+    return table[table["metric"] == metric]

@@ -40,11 +40,12 @@ def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 def tidy(runs: Iterable[RunData]) -> pd.DataFrame:
     """The table of :func:`frame` for runs that have been read."""
     settings = settings_of(runs)
-    tables = [_rows(run, one.name, name) for one, name in zip(settings, labels(settings)) for run in one.runs]
-    found = pd.concat(tables, ignore_index=True)
+    labelled = zip(settings, labels(settings))
+    tables = [_rows(run, setting.name, label) for setting, label in labelled for run in setting.runs]
+    table = pd.concat(tables, ignore_index=True)
     for column in ("run", "method", "setting", "metric"):
-        found[column] = pd.Categorical(found[column], categories=found[column].unique())
-    return found
+        table[column] = pd.Categorical(table[column], categories=table[column].unique())
+    return table
 
 
 def _rows(run: RunData, method: str, setting: str) -> pd.DataFrame:

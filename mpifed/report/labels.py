@@ -1,4 +1,4 @@
-"""Names of runs, settings, metrics and axes in tables and figures, and the user's names for them."""
+"""Names of runs, settings, metrics and axes in tables and figures, and user-defined replacements."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     short = {}
     for name, (place, end) in places.items():
         others = [there for there, other in places.values() if other == end and there != place]
-        alone = ends.count(end) == 1 or not place
-        short[name] = end if alone else f"{end} ({_tail(place, others)})"
+        unique = ends.count(end) == 1 or not place
+        short[name] = end if unique else f"{end} ({_tail(place, others)})"
     return short
 
 
@@ -53,37 +53,38 @@ def differing(settings: Sequence[Setting]) -> list[str]:
     if len(settings) < 2:
         return []
     texts = pd.DataFrame(
-        [{key: json.dumps(value) for key, value in one.settings.items()} for one in settings]
+        [{key: json.dumps(value) for key, value in setting.settings.items()} for setting in settings]
     )
     return [*texts.columns[texts.nunique(dropna=False) > 1]]
 
 
-def _within(settings: Sequence[Setting]) -> dict[str, list[str]]:
+def _varying_within_methods(settings: Sequence[Setting]) -> dict[str, list[str]]:
     """The settings that vary within each method."""
-    names = dict.fromkeys(one.name for one in settings)
-    return {name: differing([one for one in settings if one.name == name]) for name in names}
+    names = dict.fromkeys(setting.name for setting in settings)
+    return {name: differing([setting for setting in settings if setting.name == name]) for name in names}
 
 
 def columns(settings: Sequence[Setting]) -> list[str]:
     """The settings that a table shows: those of the algorithm that vary within a method, others that vary."""
-    varied = {key for keys in _within(settings).values() for key in keys}
+    varied = {key for keys in _varying_within_methods(settings).values() for key in keys}
     return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
 
 
 def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
     """The cells of each setting in a table, with the same columns for all: the settings that vary.
 
-    Methods use the same letter for different things. Therefore the settings of the algorithm share one cell,
-    unless there is only one method or they belong to the task.
+    Different methods use the same letter for different hyperparameters. Therefore the hyperparameters share
+    one cell, unless there is only one method or they belong to the task.
     """
-    keys, several = columns(settings), len({one.name for one in settings}) > 1
-    own = [key for key in keys if several and not rule.is_task(key)]
-    within, cells = _within(settings), {}
-    for one in settings:
-        apart = [key for key in within[one.name] if key in own]
-        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
-        cells[one] = ({"settings": ", ".join(words)} if own else {}) | {
-            key: one.settings.get(key) for key in keys if key not in own
+    keys, several = columns(settings), len({setting.name for setting in settings}) > 1
+    shared_cell = [key for key in keys if several and not rule.is_task(key)]
+    within, cells = _varying_within_methods(settings), {}
+    for setting in settings:
+        varying = [key for key in within[setting.name] if key in shared_cell]
+        present = [key for key in varying if key in setting.settings]
+        words = [_setting_text(key, setting.settings[key], varying) for key in present]
+        cells[setting] = ({"settings": ", ".join(words)} if shared_cell else {}) | {
+            key: setting.settings.get(key) for key in keys if key not in shared_cell
         }
     return cells
 
@@ -96,15 +97,16 @@ def labels(
 
     ``methods`` and ``keys`` replace the names of methods and the last words of settings.
     """
-    within, result = _within(settings), []
-    for one in settings:
-        apart = within[one.name]
-        words = [_word(key, one.settings[key], apart, keys) for key in apart if key in one.settings]
-        name = f"{methods.get(one.name, one.name)}{' (infeasible)' if one.infeasible else ''}"
+    within, result = _varying_within_methods(settings), []
+    for setting in settings:
+        varying = within[setting.name]
+        present = [key for key in varying if key in setting.settings]
+        words = [_setting_text(key, setting.settings[key], varying, keys) for key in present]
+        name = f"{methods.get(setting.name, setting.name)}{' (infeasible)' if setting.infeasible else ''}"
         result.append(", ".join([name, *words]))
-    twice = Counter(result)
-    folders = run_names([one.runs[0] for one in settings])
-    return [f"{label} ({folder})" if twice[label] > 1 else label for label, folder in zip(result, folders)]
+    counts = Counter(result)
+    folders = run_names([setting.runs[0] for setting in settings])
+    return [f"{label} ({folder})" if counts[label] > 1 else label for label, folder in zip(result, folders)]
 
 
 def run_names(runs: Sequence[RunData]) -> list[str]:
@@ -116,20 +118,20 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
     return [os.path.relpath(folder, common) for folder in folders]
 
 
-def _word(key: str, value: object, apart: Sequence[str], keys: Mapping[str, str] = {}) -> str:
+def _setting_text(key: str, value: object, varying: Sequence[str], keys: Mapping[str, str] = {}) -> str:
     """``gamma=0.1``, or with the whole dotted name if another varying setting ends in the same word."""
     first, dot, last = key.rpartition(".")
-    alone = sum(other.rpartition(".")[2] == last for other in apart) == 1
+    unique = sum(other.rpartition(".")[2] == last for other in varying) == 1
     named = keys.get(last, last)
-    return str(value) if last == "name" and alone else f"{named if alone else first + dot + named}={value}"
+    return str(value) if last == "name" and unique else f"{named if unique else first + dot + named}={value}"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The user's names for a paper, by default name.
+    """User-defined names in the figure and the table for a paper, by default name.
 
-    The user's names may contain mathematics between dollars. The functions ``quote`` escape names for the
-    output; they take a name and whether it is the user's.
+    They may contain mathematics between dollar signs. The argument ``quote`` of the methods is a function
+    that escapes a name for the output; it also receives whether the name is user-defined.
 
     Attributes:
         methods: names of methods (``FGDA``) or of whole lines (``"FGDA, gamma=0.1"``).
@@ -152,12 +154,12 @@ class Labels:
         """
         tables = read_table(path, "file of labels")
         known = {
-            "methods": {*(one.name for one in settings), *labels(settings)},
-            "settings": {key.rpartition(".")[2] for one in settings for key in one.settings},
+            "methods": {*(item.name for item in settings), *labels(settings)},
+            "settings": {key.rpartition(".")[2] for item in settings for key in item.settings},
             "metrics": {*metrics},
             "axes": {*axes},
         }
-        assert [*known] == [one.name for one in fields(cls)]
+        assert [*known] == [item.name for item in fields(cls)]
         for section, names in tables.items():
             if section not in known:
                 raise ValueError(f"{path}: unknown section [{section}]: {suggest(section, known)}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mpifed.base.log import escape_control
 from mpifed.report.comparison import Rule, Setting, paired_tests
 from mpifed.report.labels import Labels
-from mpifed.report.statistics import Spread
+from mpifed.report.statistics import MeanStd
 from mpifed.report.tables import TEST
 from mpifed.storage.files import FIGURE_MARK
 
@@ -37,11 +37,12 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
     """
     labels = dict(zip(chosen, names.for_settings(chosen, _quoted)))
     parts, tested = [], False
-    for rivals in rule.rivals(chosen):
-        columns = [_column(rivals, rule, metric) for metric in metrics]
+    for competitors in rule.by_task(chosen):
+        columns = [_column(competitors, rule, metric) for metric in metrics]
         tested |= any(compared for _, compared in columns)
         rows = zip(*(cells for cells, _ in columns))
-        parts.append("\n".join(f"{labels[one]} & {' & '.join(row)} \\\\" for one, row in zip(rivals, rows)))
+        lines = (f"{labels[setting]} & {' & '.join(row)} \\\\" for setting, row in zip(competitors, rows))
+        parts.append("\n".join(lines))
     heads = [names.metric(metric, _quoted) + _arrow(chosen, metric) for metric in metrics]
     body = "\n\\midrule\n".join(parts)
     criterion = escape_control(rule.describe(chosen), line=True)
@@ -54,22 +55,22 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
     )
 
 
-def _column(rivals: Sequence[Setting], rule: Rule, metric: str) -> tuple[list[str], bool]:
+def _column(competitors: Sequence[Setting], rule: Rule, metric: str) -> tuple[list[str], bool]:
     """The cells of one metric, and whether any p-value could be computed."""
     spreads = [
-        one.spread(lambda run: rule.value(run, metric)) if metric in one.metrics else Spread.from_values([])
-        for one in rivals
+        MeanStd.from_values(rule.value(run, metric) for run in setting.runs if metric in setting.metrics)
+        for setting in competitors
     ]
     finite = [place for place, spread in enumerate(spreads) if math.isfinite(spread.mean)]
     if not finite:
         return [_diverged(spread) for spread in spreads], False
-    sign = -1 if rivals[finite[0]].maximises(metric) else 1
+    sign = -1 if competitors[finite[0]].maximises(metric) else 1
     first = min(finite, key=lambda place: sign * spreads[place].mean)
     others = [place for place in finite if place != first]
-    found = paired_tests(rivals[first], [rivals[place] for place in others], rule, metric)
+    found = paired_tests(competitors[first], [competitors[place] for place in others], rule, metric)
     tied = {place for place, p in zip(others, found["p (Holm)"]) if p >= LEVEL}
     # If all pairs are equal, there is no p-value.
-    tied |= {place for place, one in zip(others, found["difference"]) if one.mean == one.deviation == 0}
+    tied |= {place for place, pairs in zip(others, found["difference"]) if pairs.mean == pairs.deviation == 0}
     best = {place for place in finite if spreads[place].mean == spreads[first].mean}
     cells = [
         number(spread, place in best, place in tied - best) if place in finite else _diverged(spread)
@@ -78,15 +79,15 @@ def _column(rivals: Sequence[Setting], rule: Rule, metric: str) -> tuple[list[st
     return cells, bool(len(found) and found["p"].notna().any())
 
 
-def _diverged(spread: Spread) -> str:
+def _diverged(spread: MeanStd) -> str:
     """The cell of a method with diverged seeds, or without the metric."""
     if spread.finite is None:
         return "--"
     count = f"{spread.finite.count}/{spread.finite.runs}"
-    return f"{number(Spread(spread.finite.median, math.nan))} ({count})" if spread.finite.count else count
+    return f"{number(MeanStd(spread.finite.median, math.nan))} ({count})" if spread.finite.count else count
 
 
-def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
+def number(spread: MeanStd, bold: bool = False, marked: bool = False) -> str:
     """Mean and deviation as mathematics: the deviation with two digits, the mean with the same decimals; a
     mean without a deviation with four digits."""
     power = math.floor(math.log10(abs(spread.mean))) if spread.mean else 0
@@ -104,7 +105,7 @@ def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
 
 def escape(text: str) -> str:
     """Escape a text for LaTeX."""
-    return "".join(_SPECIAL.get(one, one) for one in escape_control(text, line=True))
+    return "".join(_SPECIAL.get(character, character) for character in escape_control(text, line=True))
 
 
 def _quoted(text: str, by_user: bool) -> str:
@@ -116,19 +117,19 @@ def _quoted(text: str, by_user: bool) -> str:
 
 
 def _arrow(chosen: Sequence[Setting], metric: str) -> str:
-    more = any(one.maximises(metric) for one in chosen if metric in one.metrics)
-    return r" $\uparrow$" if more else r" $\downarrow$"
+    maximised = any(setting.maximises(metric) for setting in chosen if metric in setting.metrics)
+    return r" $\uparrow$" if maximised else r" $\downarrow$"
 
 
 def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, body: str) -> str:
     """The caption, which explains the numbers and the test."""
-    numbers = sorted({len(one.runs) for one in chosen})
+    numbers = sorted({len(setting.runs) for setting in chosen})
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    which = "the last evaluation" if rule.by == "final" else "the best evaluation"
+    evaluation = "the last evaluation" if rule.by == "final" else "the best evaluation"
     words = [
-        rf"Value at {which}, mean $\pm$ standard deviation over {seeds} seeds."
+        rf"Value at {evaluation}, mean $\pm$ standard deviation over {seeds} seeds."
         if numbers[-1] > 1
-        else f"Value at {which}, one seed."
+        else f"Value at {evaluation}, one seed."
     ]
     words.append("The best is bold.")
     if tested:

@@ -20,11 +20,11 @@ from markupsafe import Markup
 
 from mpifed.base.settings import flatten
 from mpifed.report.citations import references
-from mpifed.report.client_samples import ClassCounts, draw, title
+from mpifed.report.client_samples import ClassCounts, draw_class_counts, title
 from mpifed.report.comparison import Rule, Setting, metrics_of
-from mpifed.report.figures import DIVERGED, axes_of, counted, scales, style
+from mpifed.report.figures import DIVERGED, axes_of, curve_style, scales, with_finite_counts
 from mpifed.report.labels import labels, run_names, setting_cells
-from mpifed.report.statistics import Curve, Spread
+from mpifed.report.statistics import Curve, MeanStd
 from mpifed.report.tables import (
     TEST,
     cell,
@@ -38,7 +38,7 @@ from mpifed.report.tables import (
 )
 from mpifed.storage.results import RunData
 
-__all__ = ["library", "page", "points"]
+__all__ = ["bokeh_js", "page", "points_per_line"]
 
 #: Points of all lines together, and the minimum and maximum per line.
 BUDGET, LEAST, MOST = 8000, 200, 2000
@@ -49,7 +49,7 @@ DARK = {
     "#0072B2": "#4FA8E0", "#D55E00": "#F0803C", "#009E73": "#2CC79A", "#CC79A7": "#E59CC6",
     "#000000": "#E6E9EC", "#E69F00": "#F2C14E", "#56B4E9": "#A5DCFA",
 }  # fmt: skip
-#: Tables whose columns are explained.
+#: Tables whose columns the page explains.
 _EXPLAINED = ("best", "settings", "runs", "costs", "theory", "clients")
 #: Columns with longer texts are broken into lines.
 LONG = 24
@@ -111,7 +111,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
         chosen: the best setting of every method.
         figure: a PNG of the curves, for print and browsers without scripts.
     """
-    runs, choosing = [run for one in settings for run in one.runs], len(chosen) < len(settings)
+    runs, choosing = [run for setting in settings for run in setting.runs], len(chosen) < len(settings)
     common, own = _configs(runs)
     tables = _tables(settings, chosen, runs, rule, own)
     options = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -124,13 +124,13 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
             rule=rule.describe(settings),
             **_charts(settings, chosen),
             figure=_uri(figure) if figure else "",
-            metrics=[(one, one) for one in metrics_of(settings)],
+            metrics=[(metric, metric) for metric in metrics_of(settings)],
             axes=[(axis.name, axis.name) for axis in axes_of(settings)],
             tables=tables,
             test=TEST,
             choosing=choosing,
             several=len(runs) > 1,
-            glossary=_glossary(tables),
+            glossary=_meanings(tables),
             confusions=_confusions(chosen),
             partitions=_partitions(settings),
             common=common,
@@ -141,7 +141,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
 
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
     """The page's tables by name, ``None`` for an empty table."""
-    cells, marks = setting_cells(settings, rule), [one in chosen for one in settings]
+    cells, marks = setting_cells(settings, rule), [setting in chosen for setting in settings]
     return {
         "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
         "settings": None if all(marks) else _table(setting_rows(settings, rule, cells), marks),
@@ -158,9 +158,11 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
 
 
 def _heading(settings: Sequence[Setting]) -> str:
-    methods = list(dict.fromkeys(one.name for one in settings))
+    methods = list(dict.fromkeys(setting.name for setting in settings))
     problems = list(
-        dict.fromkeys(str(one.settings.get("problem.name", "")).rpartition(":")[2] for one in settings)
+        dict.fromkeys(
+            str(setting.settings.get("problem.name", "")).rpartition(":")[2] for setting in settings
+        )
     )
     return ", ".join(methods) + (f" on {', '.join(problems)}" if any(problems) else "")
 
@@ -169,7 +171,11 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
     """The numbers of runs, settings and methods, or how the only run ended."""
     if len(runs) == 1:
         return "; infeasible: ".join(filter(None, [runs[0].stopped or "not finished", runs[0].infeasible]))
-    numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
+    numbers = {
+        "run": len(runs),
+        "setting": len(settings),
+        "method": len({setting.name for setting in settings}),
+    }
     words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items()]
     ends = {
         "ended in non-finite values": sum(run.diverged for run in runs),
@@ -184,11 +190,12 @@ def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
     """The template's values for the charts; no curves without metrics."""
     if not metrics_of(chosen):
         return {"curves": ""}
-    most = points(len(settings))
-    long = any(len(one.curve(metric).rounds) > most for one in settings for metric in one.metrics[:1])
+    most = points_per_line(len(settings))
+    measured = [setting for setting in settings if setting.metrics]
+    long = any(len(setting.curve(setting.metrics[0]).rounds) > most for setting in measured)
     return {
         "curves": Markup(curves_json(settings, chosen)),
-        "library": Markup(library()),
+        "library": Markup(bokeh_js()),
         "script": Markup(_template("charts.js")),
         "legend": legend(settings, chosen),
         "thinned": most if long else 0,
@@ -209,13 +216,13 @@ def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
         return None
     texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
     for column, words in zip(rows[0], zip(*texts)):
-        numeric = any(isinstance(row[column], int | float | Spread) for row in rows)
+        numeric = any(isinstance(row[column], int | float | MeanStd) for row in rows)
         kinds.append("number" if numeric else "long" if max(map(len, words)) > LONG else "short")
     marks = list(marks) or [False] * len(rows)
     return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": marks}
 
 
-def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
+def _meanings(tables: dict[str, dict | None]) -> dict[str, str]:
     """The meaning of every column that occurs."""
     found = [table["columns"] for name in _EXPLAINED if (table := tables[name])]
     columns = dict.fromkeys(column for names in found for column in names)
@@ -229,20 +236,20 @@ def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
 
 def _confusions(chosen: Sequence[Setting]) -> list[tuple[str, dict]]:
     """The confusion matrices of the best settings, with their names."""
-    tables = ((name, _table(confusion_rows(one))) for one, name in zip(chosen, labels(chosen)))
+    tables = ((name, _table(confusion_rows(setting))) for setting, name in zip(chosen, labels(chosen)))
     return [(name, table) for name, table in tables if table]
 
 
 def _partitions(settings: Sequence[Setting]) -> list[dict]:
     """Figures of the samples by client and class in the first run of every problem with classes."""
     firsts: dict[str, RunData] = {}
-    for run in (one.runs[0] for one in settings):
+    for run in (setting.runs[0] for setting in settings):
         if run.class_counts is not None:
             firsts.setdefault(json.dumps(run.config["problem"], sort_keys=True), run)
     found = []
     for run in firsts.values():
         with io.BytesIO() as file:
-            draw(ClassCounts(title(run.config), run.class_counts, run.classes), file)
+            draw_class_counts(ClassCounts(title(run.config), run.class_counts, run.classes), file)
             found.append({"title": title(run.config), "image": _uri(file.getvalue())})
     return found
 
@@ -286,7 +293,7 @@ def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
     return common, own if apart else []
 
 
-def library() -> str:
+def bokeh_js() -> str:
     """The text of BokehJS, with its scripting interface, from the installed package."""
     package = find_spec("bokeh")
     assert package is not None and package.submodule_search_locations is not None
@@ -296,38 +303,41 @@ def library() -> str:
     )
 
 
-def points(lines: int) -> int:
-    """Greatest number of points per line, given the number of lines."""
+def points_per_line(lines: int) -> int:
+    """Return the maximum number of points per line, given the number of lines."""
     return min(max(BUDGET // lines, LEAST), MOST)
 
 
 def legend(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[dict]:
     """The legend's entries, the chosen settings first."""
-    ordered, names = _in_order(settings, chosen), dict(zip(settings, labels(settings)))
-    texts, entries = counted(ordered, [names[one] for one in ordered], metrics_of(settings)), []
-    for number, one in enumerate(ordered):
-        look = style(number)
-        dashes = [] if look["linestyle"] == "-" else [2 * part for part in look["linestyle"][1]]
+    ordered, names = _chosen_first(settings, chosen), dict(zip(settings, labels(settings)))
+    texts, entries = (
+        with_finite_counts(ordered, [names[setting] for setting in ordered], metrics_of(settings)),
+        [],
+    )
+    for number, setting in enumerate(ordered):
+        style = curve_style(number)
+        dashes = [] if style["linestyle"] == "-" else [2 * part for part in style["linestyle"][1]]
         entries.append(
-            {"label": texts[number], "color": look["color"], "dark": DARK[look["color"]], "dashes": dashes}
-            | {"best": one in chosen}
+            {"label": texts[number], "color": style["color"], "dark": DARK[style["color"]], "dashes": dashes}
+            | {"best": setting in chosen}
         )
     return entries
 
 
-def _in_order(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[Setting]:
+def _chosen_first(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[Setting]:
     """The chosen settings, then the others, so that colours agree with other figures."""
-    return [*chosen, *(one for one in settings if one not in chosen)]
+    return [*chosen, *(setting for setting in settings if setting not in chosen)]
 
 
 def curves_json(settings: Sequence[Setting], chosen: Sequence[Setting]) -> str:
     """All curves as JSON that is safe within HTML."""
-    ordered = _in_order(settings, chosen)
+    ordered = _chosen_first(settings, chosen)
     axes = [(axis, *axis.scale(settings)) for axis in axes_of(settings)]
     found = {
         "axes": [{"name": axis.name, "label": label} for axis, _, label in axes],
         "scales": {metric: scales(settings, metric) for metric in metrics_of(settings)},
-        "lines": [_line(one, axes, points(len(ordered))) for one in ordered],
+        "lines": [_line(setting, axes, points_per_line(len(ordered))) for setting in ordered],
     }
     return json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -341,15 +351,15 @@ def _line(setting: Setting, axes: Sequence, most: int) -> dict:
         curve, runs = setting.curve(metric).thinned(most), setting.curve_runs(metric)
         costs = _costs(axes, setting, runs, curve.rounds)
         x = x or costs
-        own: dict = ({} if costs == x else {"x": costs}) | {"mean": _numbers(curve.mean)}
+        entry: dict = ({} if costs == x else {"x": costs}) | {"mean": _numbers(curve.mean)}
         if len(runs) > 1:
             names = ("deviation", "median", "low", "high")
-            own |= {name: _numbers(getattr(curve, name)) for name in names}
+            entry |= {name: _numbers(getattr(curve, name)) for name in names}
         if not setting.all_finite(metric):
             finite = setting.finite(metric)
-            own["seeds"] = [_seed(setting, run, metric, axes, run not in finite) for run in setting.runs]
+            entry["seeds"] = [_seed(setting, run, metric, axes, run not in finite) for run in setting.runs]
         bound = setting.bound(metric)
-        y[metric] = own | ({"bound": bound} if bound is not None and bound < DIVERGED else {})
+        y[metric] = entry | ({"bound": bound} if bound is not None and bound < DIVERGED else {})
     return {"x": x, "y": y}
 
 

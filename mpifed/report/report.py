@@ -79,15 +79,15 @@ class Paper:
         metrics = self.metrics or tuple(dict.fromkeys(filter(None, map(rule.metric_of, chosen))))
         axes = [axis.name for axis in AXES]
         names = Labels.read(self.labels, chosen, known, axes) if self.labels else Labels()
-        found: dict[Path, Callable[[Path], object]] = {}
+        writers: dict[Path, Callable[[Path], object]] = {}
         if self.figure:
-            found[self.figure] = paper_figure(chosen, self.figure, self.width, metrics, self.x, names)
+            writers[self.figure] = paper_figure(chosen, self.figure, self.width, metrics, self.x, names)
         if self.latex:
             text = table(chosen, rule, metrics, names)
-            found[self.latex] = lambda path: path.write_text(text, encoding="utf-8")
-        for path in found:
+            writers[self.latex] = lambda path: path.write_text(text, encoding="utf-8")
+        for path in writers:
             expect_writable(path, is_paper)
-        return found
+        return writers
 
 
 def report(
@@ -155,15 +155,15 @@ def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule,
             image = figure()
         path.write_text(page(settings, chosen, rule, image), encoding="utf-8")
 
-    found: dict[str, Callable[[Path], object]] = {"report.html": write_page}
+    writers: dict[str, Callable[[Path], object]] = {"report.html": write_page}
     if metrics_of(chosen):
-        found["curves.png"] = lambda path: path.write_bytes(figure())
-    found["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
-    found["table.csv"] = lambda path: to_csv(rows, path)
+        writers["curves.png"] = lambda path: path.write_bytes(figure())
+    writers["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
+    writers["table.csv"] = lambda path: to_csv(rows, path)
     if len(rows) > 1:
         averaged = setting_rows(settings, rule, setting_cells(settings, rule))
-        found["settings.csv"] = lambda path: to_csv(averaged, path)
-    return found
+        writers["settings.csv"] = lambda path: to_csv(averaged, path)
+    return writers
 
 
 def _to_text(
@@ -179,7 +179,7 @@ def _to_text(
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
     """Print the best settings, their costs and the tests between them if there are several runs."""
-    runs = sum(len(one.runs) for one in settings)
+    runs = sum(len(setting.runs) for setting in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
         print_table(setting_rows(chosen, rule, setting_cells(settings, rule)), console)

@@ -17,11 +17,11 @@ from mpifed.storage.results import RunData
 
 __all__ = [
     "Curve",
-    "Finite",
-    "Spread",
+    "FiniteSummary",
+    "MeanStd",
     "QUANTILES",
     "best_value",
-    "final",
+    "final_value",
     "holm",
     "paired_test",
     "ranking_key",
@@ -32,9 +32,11 @@ __all__ = [
 QUANTILES = 0.1, 0.9
 
 
-class Finite(NamedTuple):
-    """Summary of the finite values where some runs have none: their ``count`` among ``runs``, median, minimum
-    and maximum (NaN if ``count`` is 0)."""
+class FiniteSummary(NamedTuple):
+    """Median, minimum and maximum of the finite values of some runs; NaN if there are none.
+
+    ``count`` of the ``runs`` have a finite value.
+    """
 
     count: int
     runs: int
@@ -43,7 +45,7 @@ class Finite(NamedTuple):
     largest: float
 
     @classmethod
-    def from_values(cls, values: np.ndarray) -> Finite:
+    def from_values(cls, values: np.ndarray) -> FiniteSummary:
         """Summarise one value per run."""
         known = values[np.isfinite(values)]
         figures = (np.median(known), known.min(), known.max()) if len(known) else (np.nan,) * 3
@@ -57,26 +59,28 @@ class Finite(NamedTuple):
         return f"median {text(self.median)} ({text(self.least)} to {text(self.largest)}), {count}"
 
 
-class Spread(NamedTuple):
-    """Mean and sample standard deviation (n - 1) over runs; the deviation of a single run is NaN. If a run
-    has no finite value, both are NaN, and ``finite`` summarises the other runs."""
+class MeanStd(NamedTuple):
+    """Mean and sample standard deviation (n - 1) over runs; the deviation of a single run is NaN.
+
+    If a run has no finite value, both are NaN, and ``finite`` summarises the other runs.
+    """
 
     mean: float
     deviation: float
-    finite: Finite | None = None
+    finite: FiniteSummary | None = None
 
     @classmethod
-    def from_values(cls, values: Iterable[float]) -> Spread:
+    def from_values(cls, values: Iterable[float]) -> MeanStd:
         """Summarise one value per run."""
         values = np.array([*values], dtype=float)
         if not np.isfinite(values).all():
-            return cls(np.nan, np.nan, Finite.from_values(values))
+            return cls(np.nan, np.nan, FiniteSummary.from_values(values))
         if not len(values):
             return cls(np.nan, np.nan)
         return cls(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else np.nan)
 
     def describe(self, mean: str = "{:.4g}", deviation: str = "{:.2g}") -> str:
-        """Format as ``0.3 ± 0.01`` or as :meth:`Finite.describe`; "-" for no value."""
+        """Format as ``0.3 ± 0.01`` or as :meth:`FiniteSummary.describe`; "-" for no value."""
         if self.finite:
             return self.finite.describe(mean.format)
         around = f" ± {deviation.format(self.deviation)}" if np.isfinite(self.deviation) else ""
@@ -102,8 +106,8 @@ class Curve(NamedTuple):
         curve ends where the first run ends, and has a gap (NaN) where a run's value is not finite.
         """
         runs = [*runs]
-        rounds = np.unique(np.concatenate([own for own, _ in runs]))
-        rounds = rounds[rounds <= min(own.max() for own, _ in runs)]
+        rounds = np.unique(np.concatenate([rounds_of_run for rounds_of_run, _ in runs]))
+        rounds = rounds[rounds <= min(rounds_of_run.max() for rounds_of_run, _ in runs)]
         with np.errstate(all="ignore"):  # diverging values overflow
             values = pd.DataFrame([np.interp(rounds, *run) for run in runs])
             values = values.where(np.isfinite(values))
@@ -127,8 +131,8 @@ class Curve(NamedTuple):
         """Keep at most ``points`` evenly spaced points, including the first and the last."""
         if points is None or len(self.rounds) <= points:
             return self
-        kept = np.unique(np.linspace(0, len(self.rounds) - 1, points).round().astype(int))
-        return Curve(*(column[kept] for column in self))
+        indices = np.unique(np.linspace(0, len(self.rounds) - 1, points).round().astype(int))
+        return Curve(*(column[indices] for column in self))
 
 
 def validation_metric(metric: str, known: Collection[str]) -> str:
@@ -137,7 +141,7 @@ def validation_metric(metric: str, known: Collection[str]) -> str:
     return validated if validated in known else metric
 
 
-def final(run: RunData, metric: str) -> float:
+def final_value(run: RunData, metric: str) -> float:
     """The last value of a metric, NaN where there is none."""
     return [np.nan, *run.metrics[metric].tolist()][-1]
 

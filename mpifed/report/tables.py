@@ -20,7 +20,7 @@ from mpifed.config.theory import prescription_of
 from mpifed.core.metrics import QUANTILES
 from mpifed.report.comparison import Rule, Setting, metrics_of, paired_tests
 from mpifed.report.labels import labels, run_names, setting_cells
-from mpifed.report.statistics import Spread, best_value, final
+from mpifed.report.statistics import MeanStd, best_value, final_value
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -43,8 +43,8 @@ RUN_COSTS = ("oracle calls", "bytes", "wire bytes", "seconds")
 SETTING_COSTS = ("rounds", "oracle calls", "phases", "bytes up", "bytes down", "wire bytes", "seconds")
 #: The test of :func:`paired_rows`.
 TEST = "two-sided paired t-test over the seeds, p-values corrected by Holm's method"
-#: Greatest number of classes of a confusion matrix.
-MOST = 30
+#: Maximum number of classes of a printed confusion matrix.
+MAX_CLASSES = 30
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
@@ -56,7 +56,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     pairs = [(setting, run) for setting in settings for run in setting.runs]
     runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
     seeds = len({run.config.get("seed") for run in runs}) > 1
-    spent = _spent(_totals(runs), RUN_COSTS) if costs else [{} for _ in runs]
+    spent = _displayed_costs(_totals(runs), RUN_COSTS) if costs else [{} for _ in runs]
     memory = costs and any(run.ranks for run in runs)
     rows = []
     for (setting, run), name, cost in zip(pairs, run_names(runs), spent):
@@ -67,7 +67,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
         row |= {"infeasible": run.infeasible or None} if any(other.infeasible for other in runs) else {}
         for metric in metrics_of(settings):
             has = metric in run.metrics
-            row[f"{metric} final"] = final(run, metric) if has else None
+            row[f"{metric} final"] = final_value(run, metric) if has else None
             row[f"{metric} best"] = best_value(run, metric) if has else None
         if rule.target is not None:
             row[_target(rule)] = rule.rounds_to_target(run, rule.metric_of(setting))
@@ -85,11 +85,11 @@ def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
     return total.assign(bytes=total["bytes up"] + total["bytes down"])
 
 
-def _spent(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
+def _displayed_costs(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
     """Rows of the named costs, the share of communication, and federated seconds if any run has them."""
-    talk, clock = total["communication seconds"], total["federated seconds"]
+    communication, clock = total["communication seconds"], total["federated seconds"]
     clocked = {clock.name: clock.astype(object).where(clock > 0, None)} if clock.any() else {}
-    share = 100 * talk / (talk + total["compute seconds"])
+    share = 100 * communication / (communication + total["compute seconds"])
     return total[[*names]].assign(**clocked, **{"communication %": share}).to_dict("records")
 
 
@@ -99,30 +99,36 @@ def _target(rule: Rule) -> str:
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
     """One row per setting: its ``cells`` of :func:`setting_cells`, how its runs ended, and its metrics as
-    :class:`Spread`."""
+    :class:`MeanStd`."""
     rows = []
-    for one in settings:
-        row = {"method": one.name} | cells[one]
-        row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
-        row |= {"not finished": sum(not run.stopped for run in one.runs)}
-        row |= {"infeasible": one.infeasible} if any(other.infeasible for other in settings) else {}
+    for setting in settings:
+        row = {"method": setting.name} | cells[setting]
+        row |= {"runs": len(setting.runs), "diverged": sum(run.diverged for run in setting.runs)}
+        row |= {"not finished": sum(not run.stopped for run in setting.runs)}
+        row |= {"infeasible": setting.infeasible} if any(other.infeasible for other in settings) else {}
         for metric, by in product(metrics_of(settings), ("final", "best")):
-            has = metric in one.metrics
-            row[f"{metric} {by}"] = one.spread(lambda run: Rule(by=by).value(run, metric)) if has else None
+            has = metric in setting.metrics
+            row[f"{metric} {by}"] = (
+                setting.spread(lambda run: Rule(by=by).value(run, metric)) if has else None
+            )
         if rule.target is not None:
-            metric = rule.metric_of(one)
-            taken = [rounds for run in one.runs if (rounds := rule.rounds_to_target(run, metric)) is not None]
-            row |= {_target(rule): Spread.from_values(taken) if taken else None, "reached by": len(taken)}
+            metric = rule.metric_of(setting)
+            rounds = [rule.rounds_to_target(run, metric) for run in setting.runs]
+            reached = [number for number in rounds if number is not None]
+            row |= {
+                _target(rule): MeanStd.from_values(reached) if reached else None,
+                "reached by": len(reached),
+            }
         rows.append(row)
     return rows
 
 
 def cost_rows(settings: Sequence[Setting]) -> list[dict]:
     """One row per setting with the mean costs of its runs."""
-    total = pd.DataFrame([_totals(one.runs).mean() for one in settings])
+    total = pd.DataFrame([_totals(setting.runs).mean() for setting in settings])
     return [
-        {"setting": name} | row | {"peak memory per rank": _memory(one.runs)}
-        for one, name, row in zip(settings, labels(settings), _spent(total, SETTING_COSTS))
+        {"setting": name} | row | {"peak memory per rank": _memory(setting.runs)}
+        for setting, name, row in zip(settings, labels(settings), _displayed_costs(total, SETTING_COSTS))
     ]
 
 
@@ -139,13 +145,13 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
     """
     names = dict(zip(chosen, labels(chosen)))
     rows = []
-    for rivals in rule.rivals(chosen):
-        first = min(rivals, key=rule.rank)
+    for competitors in rule.by_task(chosen):
+        first = min(competitors, key=rule.rank)
         metric = rule.metric_of(first)
-        others = [one for one in rivals if one is not first and metric in one.metrics]
+        others = [setting for setting in competitors if setting is not first and metric in setting.metrics]
         found = paired_tests(first, others, rule, metric)
         if len(found) and (found["seeds"] > 1).any():
-            found.insert(0, "setting", [names[one] for one in others])
+            found.insert(0, "setting", [names[setting] for setting in others])
             found.insert(1, "against", names[first])
             found.insert(2, "metric", metric)
             rows += found.to_dict("records")
@@ -153,7 +159,7 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
 
 
 def theory_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row per step size that a setting's theorem prescribes, with values as :class:`Spread`."""
+    """One row per step size that a setting's theorem prescribes, with values as :class:`MeanStd`."""
     rows = []
     for setting, name in zip(settings, labels(settings)):
         found = prescription_of(setting.runs[0].config.get("theory"))
@@ -162,7 +168,7 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
         theorem, _ = found
         common = {"theorem": theorem.name, "bound on": theorem.of}
         bounds = [_steps(run)[1] for run in setting.runs]
-        figure = Spread.from_values(bounds) if None not in bounds else None
+        figure = MeanStd.from_values(bounds) if None not in bounds else None
         has = theorem.metric in setting.metrics
         last = setting.spread(lambda run: Rule().value(run, theorem.metric)) if has else None
         steps = [key for key in _steps(setting.runs[0])[0] if all(_used(run, key) for run in setting.runs)]
@@ -185,8 +191,8 @@ def _steps(run: RunData) -> tuple[dict[str, float], float | None]:
 
 def _used(run: RunData, key: str) -> float:
     """The step size that a run used; 0 if it used none or another schedule."""
-    own = flatten(run.config["algorithm"])
-    value = own.get(key, own.get(f"{key}.value"))
+    settings = flatten(run.config["algorithm"])
+    value = settings.get(key, settings.get(f"{key}.value"))
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -194,22 +200,22 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
     """One row per setting and metric: quantiles over the clients and the worst client, averaged over the
     runs, and the number of the worst client in each run."""
     rows = []
-    for one, name in zip(settings, labels(settings)):
-        runs = [run for run in one.runs if run.details.clients]
+    for setting, name in zip(settings, labels(settings)):
+        runs = [run for run in setting.runs if run.details.clients]
         for metric in runs[0].details.clients if runs else ():
-            known = [_known(run, metric) for run in runs]
+            known = [_known_values(run, metric) for run in runs]
             worst = [_worst(run, metric) for run in runs]
             quantiles = {
-                f"{per_cent} %": Spread.from_values(np.quantile(values, per_cent / 100) for values in known)
+                f"{per_cent} %": MeanStd.from_values(np.quantile(values, per_cent / 100) for values in known)
                 for per_cent in QUANTILES
             }
             row = {"setting": name, "metric": metric, "clients": len(runs[0].details.clients[metric])}
-            figures = Spread.from_values(run.details.clients[metric][k] for run, k in zip(runs, worst))
+            figures = MeanStd.from_values(run.details.clients[metric][k] for run, k in zip(runs, worst))
             rows.append(row | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))})
     return rows
 
 
-def _known(run: RunData, metric: str) -> np.ndarray:
+def _known_values(run: RunData, metric: str) -> np.ndarray:
     """The clients' values that are not NaN; a single NaN if all are."""
     values = run.details.clients[metric]
     return values[~np.isnan(values)] if not np.isnan(values).all() else values[:1]
@@ -223,11 +229,11 @@ def _worst(run: RunData, metric: str) -> int:
 
 def confusion_rows(setting: Setting) -> list[dict]:
     """One row per class: its test samples by predicted class, summed over the runs; no rows without a
-    confusion matrix or for more than :data:`MOST` classes."""
+    confusion matrix or for more than :data:`MAX_CLASSES` classes."""
     found = [run.details for run in setting.runs if run.details.confusion is not None]
-    if not found or len(found[0].classes) > MOST:
+    if not found or len(found[0].classes) > MAX_CLASSES:
         return []
-    counts, classes = sum(one.confusion for one in found), found[0].classes
+    counts, classes = sum(details.confusion for details in found), found[0].classes
     return [
         {"class": name} | dict(zip((f"as {other}" for other in classes), row))
         for name, row in zip(classes, counts.tolist())
@@ -236,7 +242,7 @@ def confusion_rows(setting: Setting) -> list[dict]:
 
 def cell(column: str, value) -> str:
     """Format a value."""
-    if isinstance(value, Spread):
+    if isinstance(value, MeanStd):
         return value.describe()
     if value is None or isinstance(value, str):
         text = value or ("not finished" if column == "stopped" else "")
@@ -253,10 +259,12 @@ def cell(column: str, value) -> str:
 
 
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
-    """Write rows with full precision; missing values are empty. A :class:`Spread` takes two columns, and four
-    more if it has a run without a finite value in any row."""
-    spreads = [(key, one) for row in rows for key, one in row.items() if isinstance(one, Spread)]
-    spread, diverged = {key for key, _ in spreads}, {key for key, one in spreads if one.finite}
+    """Write rows with full precision. Missing values are empty.
+
+    A :class:`MeanStd` takes two columns, and four more if a run has no finite value in some row.
+    """
+    spreads = [(key, entry) for row in rows for key, entry in row.items() if isinstance(entry, MeanStd)]
+    spread, diverged = {key for key, _ in spreads}, {key for key, entry in spreads if entry.finite}
 
     def cells(column: str, value) -> dict:
         """The columns of one value; ``None`` is empty, NaN is written as such."""
@@ -266,7 +274,7 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
         finite = getattr(value, "finite", None)
         more = ("count", "median", "least", "largest") if column in diverged else ()
         parts |= {"finite" if part == "count" else part: getattr(finite, part, "") for part in more}
-        return {f"{column} {part}": one for part, one in parts.items()}
+        return {f"{column} {part}": entry for part, entry in parts.items()}
 
     flat = [{key: text for cell in row.items() for key, text in cells(*cell).items()} for row in rows]
     pd.DataFrame(flat, dtype=object).to_csv(path, index=False, na_rep="nan")

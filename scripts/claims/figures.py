@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from claims.entries import Experiment
 from claims.panels import Panel, taken, task_title
 from mpifed.report.comparison import Setting
-from mpifed.report.figures import AXES, counted, draw_bound, draw_setting, scales, set_scale
+from mpifed.report.figures import AXES, draw_bound, draw_setting, scales, set_scale, with_finite_counts
 
 
 def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
@@ -53,7 +53,7 @@ def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]
         return
     scale = scales(settings, metric)[0]
     for one in settings:
-        (label,), number = counted([one], [one.name], [metric]), methods.index(one.name)
+        (label,), number = with_finite_counts([one], [one.name], [metric]), methods.index(one.name)
         draw_setting(cell, one, metric, AXES[0], number, scale == "log", label=label)
         draw_bound(cell, one, metric, number, f"bound of {one.name}")
     set_scale(cell, settings, metric, scale)

@@ -12,7 +12,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Rule, Setting
 from mpifed.report.figures import AXES
-from mpifed.report.statistics import best_value, final
+from mpifed.report.statistics import best_value, final_value
 from mpifed.storage.results import RunData
 
 #: The costs up to a target.
@@ -41,7 +41,7 @@ def _figure(run: RunData, claim: Claim) -> float:
         return np.polyfit(run.metric_rounds, np.log10(values), 1)[0].item()
     if claim.statistic == "best":
         return best_value(run, claim.metric)
-    return values.mean().item() if claim.statistic == "mean" else final(run, claim.metric)
+    return values.mean().item() if claim.statistic == "mean" else final_value(run, claim.metric)
 
 
 def _cost(run: RunData, claim: Claim, at: int) -> float:

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from mpifed.cli.main import cli
 from mpifed.config.job import Config, ConfigError
-from mpifed.report.client_samples import ClassCounts, class_counts, draw, print_counts
+from mpifed.report.client_samples import ClassCounts, class_counts, draw_class_counts, print_counts
 
 JOB = """
 [algorithm]
@@ -96,7 +96,7 @@ def test_many_clients_and_classes_are_summarised(tmp_path, capsys):
     print_counts(found)
     output = capsys.readouterr().out
     assert "..." in output and "largest class %" in output and len(output.splitlines()) < 60
-    draw(found, tmp_path / "many.png")
+    draw_class_counts(found, tmp_path / "many.png")
     assert imread(tmp_path / "many.png").shape[0] > 500
 
 
@@ -104,7 +104,8 @@ def test_labels_of_the_figure(tmp_path, monkeypatch):
     """Dollars in names do not start mathematics."""
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: drawn.append((self, options)))
-    draw(ClassCounts("costs $5 and $6", np.array([[3], [2]]), ["samples"]), tmp_path / "figure.png")
+    counts = ClassCounts("costs $5 and $6", np.array([[3], [2]]), ["samples"])
+    draw_class_counts(counts, tmp_path / "figure.png")
     ((figure, options),) = drawn
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "samples")

@@ -16,7 +16,7 @@ from mpifed.problems import PROBLEMS
 from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.labels import columns, labels, setting_cells, short_names
 from mpifed.report.report import report
-from mpifed.report.statistics import Spread, holm
+from mpifed.report.statistics import MeanStd, holm
 from mpifed.report.tables import TEST, paired_rows, setting_rows
 from mpifed.storage.results import load
 
@@ -86,7 +86,7 @@ def test_mean_and_deviation_over_seeds(settings):
     values = [[1, 2, 6], [3, 4, 7], [5, 3, 11]]
     (one,) = settings(*(dict(seed=seed, auc=auc) for seed, auc in enumerate(values)))
     deviation = pytest.approx(math.sqrt(7))  # (4 + 1 + 9) / 2
-    assert one.spread(lambda run: run.metrics["auc"][-1]) == Spread(8.0, deviation)
+    assert one.spread(lambda run: run.metrics["auc"][-1]) == MeanStd(8.0, deviation)
     curve = one.curve("auc")
     assert curve.rounds.tolist() == [0, 5, 10] and curve.mean.tolist() == [3, 3, 8]
     assert curve.deviation == pytest.approx([2, 1, math.sqrt(7)])
@@ -260,7 +260,7 @@ def compared(tmp_path):
 def test_methods_are_compared_with_the_best_by_a_paired_t_test(compared):
     second, third = compared(A=FIRST, B=SECOND, C=THIRD)
     assert (second["setting"], second["against"], second["metric"], second["seeds"]) == ("B", "A", "auc", 4)
-    assert second["difference"] == Spread.from_values(np.subtract(SECOND, FIRST))
+    assert second["difference"] == MeanStd.from_values(np.subtract(SECOND, FIRST))
     p = [stats.ttest_rel(other, FIRST).pvalue for other in (SECOND, THIRD)]
     # The same sums in another order, of numbers near 1.
     assert [second["p"], third["p"]] == pytest.approx(p, rel=1e-12)
@@ -270,14 +270,14 @@ def test_methods_are_compared_with_the_best_by_a_paired_t_test(compared):
 def test_the_p_value_of_a_known_case(compared):
     """Differences -1, -2, -3: t² = 12, and p = 1 - |t| / sqrt(2 + t²) for two degrees of freedom."""
     (row,) = compared(A=[3, 4, 5], B=[2, 2, 2])
-    assert row["difference"] == Spread(-2.0, 1.0)
+    assert row["difference"] == MeanStd(-2.0, 1.0)
     assert row["p"] == row["p (Holm)"] == pytest.approx(1 - math.sqrt(12 / 14))
 
 
 def test_only_seeds_with_two_finite_values_are_pairs(compared):
     compared(A=[3, 4, 5, 6])
     (row,) = compared(B=[2, 2, 2, math.nan], seeds=[1, 2, 3, 0])
-    assert row["against"] == "A" and row["seeds"] == 3 and row["difference"] == Spread(-3.0, 1.0)
+    assert row["against"] == "A" and row["seeds"] == 3 and row["difference"] == MeanStd(-3.0, 1.0)
     rows = compared(stopped="non-finite value in round 3", C=[9, 9, 9])
     assert [(row["setting"], row["seeds"]) for row in rows] == [("B", 3), ("C", 0)]
     assert math.isnan(rows[1]["p"]) and rows[0]["p (Holm)"] == rows[0]["p"], "one test, no correction"

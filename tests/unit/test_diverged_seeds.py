@@ -18,7 +18,7 @@ from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.labels import Labels, setting_cells
 from mpifed.report.latex import table
 from mpifed.report.page import page
-from mpifed.report.statistics import Finite, Spread, ranking_key
+from mpifed.report.statistics import FiniteSummary, MeanStd, ranking_key
 from mpifed.report.tables import cell, paired_rows, setting_rows, to_csv
 from mpifed.storage.results import find_runs, load
 
@@ -48,11 +48,11 @@ def settings(runs):
 
 def test_statistics_of_the_finite_seeds(settings):
     whole, four, none = (one.spread(lambda run: Rule().value(run, "error")) for one in settings)
-    assert whole == Spread(6.0, pytest.approx(math.sqrt(2.5))) and whole.finite is None
-    assert math.isnan(four.mean) and four.finite == Finite(4, 5, 3.0, 1.0, 5.0)
+    assert whole == MeanStd(6.0, pytest.approx(math.sqrt(2.5))) and whole.finite is None
+    assert math.isnan(four.mean) and four.finite == FiniteSummary(4, 5, 3.0, 1.0, 5.0)
     assert math.isnan(none.mean) and none.finite[:2] == (0, 5) and math.isnan(none.finite.median)
-    assert Spread.from_values([math.inf, 2.0]).finite == Finite(1, 2, 2.0, 2.0, 2.0)
-    texts = [cell("error final", one) for one in (whole, four, none, Spread.from_values([math.nan, 2.0]))]
+    assert MeanStd.from_values([math.inf, 2.0]).finite == FiniteSummary(1, 2, 2.0, 2.0, 2.0)
+    texts = [cell("error final", one) for one in (whole, four, none, MeanStd.from_values([math.nan, 2.0]))]
     assert texts[:2] == ["6 ± 1.6", "median 3 (1 to 5), 4 of 5 finite"]
     assert texts[2:] == ["0 of 5 finite", "2, 1 of 2 finite"]
 

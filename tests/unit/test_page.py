@@ -14,7 +14,7 @@ from browser import Browser
 from runfiles import decay, edited, write
 
 from mpifed.report.comparison import Rule, best, settings_of
-from mpifed.report.page import library, page, points
+from mpifed.report.page import bokeh_js, page, points_per_line
 from mpifed.storage.results import find_runs, load
 
 #: Elements without an end tag.
@@ -93,7 +93,7 @@ def test_the_page_is_valid_and_self_contained(text):
     keys = ("src", "href", "srcset", "action")
     links = [one[key] for _, one in read.elements for key in keys if key in one]
     assert links and all(link.startswith("data:image/") for link in links)
-    rest = re.sub(r'"data:image/[^"]*"', "", text.replace(library(), ""))
+    rest = re.sub(r'"data:image/[^"]*"', "", text.replace(bokeh_js(), ""))
     assert len(rest) < 100_000 and not re.search(r"https?:|url\(|@import", rest)
 
 
@@ -123,9 +123,9 @@ def test_long_curves_are_thinned(tmp_path):
     long = dict(rounds=5000, every=1, auc=lambda r: np.where(r == 2500, np.nan, r / 5000))
     text = make(write(tmp_path / "a", **long))
     (line,) = curves(text)["lines"]
-    assert len(line["x"]["rounds"]) == points(1) == 2000 and line["x"]["rounds"][-1] == 5000
+    assert len(line["x"]["rounds"]) == points_per_line(1) == 2000 and line["x"]["rounds"][-1] == 5000
     assert "at most 2000 evenly spaced evaluations" in text
-    assert points(40) == 200 and points(1000) == 200
+    assert points_per_line(40) == 200 and points_per_line(1000) == 200
     short = make(write(tmp_path / "b", rounds=2, every=1, auc=[1, np.nan, np.inf]))
     assert '"mean":[1.0,null,null]' in short and "evenly spaced" not in short
 

@@ -13,7 +13,7 @@ from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.figures import inches
 from mpifed.report.labels import Labels
 from mpifed.report.latex import escape, number, table
-from mpifed.report.statistics import Spread
+from mpifed.report.statistics import MeanStd
 from mpifed.storage.results import find_runs, load
 
 LABELS = """
@@ -125,7 +125,7 @@ def test_a_table_with_one_seed_and_a_diverged_run(tmp_path):
      (0.0, float("nan"), "0.000")],
 )  # fmt: skip
 def test_the_deviation_determines_the_digits(mean, deviation, text):
-    assert number(Spread(mean, deviation)) == f"${text}$"
+    assert number(MeanStd(mean, deviation)) == f"${text}$"
 
 
 def test_special_characters_of_latex_are_escaped():

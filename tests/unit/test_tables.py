@@ -14,7 +14,7 @@ from mpifed.report import tables
 from mpifed.report.comparison import Rule, settings_of
 from mpifed.report.labels import labels, run_names, setting_cells
 from mpifed.report.page import page
-from mpifed.report.statistics import Spread
+from mpifed.report.statistics import MeanStd
 from mpifed.storage.results import load
 from mpifed.storage.status import status
 
@@ -77,9 +77,9 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
     first, second = tables.setting_rows(found, rule, setting_cells(found, rule))
     assert first == {
         "method": "FGDA", "algorithm.gamma": 0.1, "runs": 2, "diverged": 0, "not finished": 1,
-        "error final": Spread(2.5, pytest.approx(math.sqrt(4.5))),
-        "error best": Spread(2.0, pytest.approx(math.sqrt(2))),
-        "rounds to 3.5": Spread(5.0, 0.0), "reached by": 2,
+        "error final": MeanStd(2.5, pytest.approx(math.sqrt(4.5))),
+        "error best": MeanStd(2.0, pytest.approx(math.sqrt(2))),
+        "rounds to 3.5": MeanStd(5.0, 0.0), "reached by": 2,
     }  # fmt: skip
     assert second["diverged"] == 1 and math.isnan(second["error final"].mean)
     assert second["rounds to 3.5"] is None
@@ -89,7 +89,7 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
     assert one["error final mean"] == "2.5" and float(one["error final deviation"]) == first["error final"][1]
     assert other["rounds to 3.5 mean"] == other["rounds to 3.5 deviation"] == ""
     assert tables.cell("error final", first["error final"]) == "2.5 ± 2.1"
-    assert tables.cell("x", Spread(2.0, math.nan)) == "2"
+    assert tables.cell("x", MeanStd(2.0, math.nan)) == "2"
 
 
 def test_equal_names_of_settings_in_several_methods_share_no_column(tmp_path):

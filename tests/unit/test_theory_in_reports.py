@@ -10,7 +10,7 @@ from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.figures import AXES, BOUND, draw
 from mpifed.report.page import page
 from mpifed.report.report import report
-from mpifed.report.statistics import Spread
+from mpifed.report.statistics import MeanStd
 from mpifed.report.tables import theory_rows
 from mpifed.storage.results import find_runs, load
 from mpifed.theory import prescribe
@@ -67,7 +67,7 @@ def test_used_and_prescribed_step_sizes(settings):
     first, often, other = (
         by_setting[named(settings, eta)] for eta in ("wang-kale-2", "20 x wang-kale-2", 0.3)
     )
-    assert first["used / prescribed"] == Spread(1.0, 0.0)
+    assert first["used / prescribed"] == MeanStd(1.0, 0.0)
     assert often["used / prescribed"][:2] == pytest.approx((20, 0), abs=1e-12)
     ratio = np.mean([0.3 / prescribed(run).steps["eta"] for run in named(settings, 0.3).runs])
     assert other["used / prescribed"].mean == pytest.approx(ratio)
