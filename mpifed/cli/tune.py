@@ -70,7 +70,7 @@ def tune(file, overrides, only_list, part):
 
 def _print_space(tuning: Tuning) -> None:
     """Print the search space of every method, and the budget."""
-    from mpifed.tuning.search import levels
+    from mpifed.tuning.search import rung_rounds
 
     tasks = list(dict.fromkeys(study.task for study in tuning.studies if study.task))
     rows: list = []
@@ -82,9 +82,10 @@ def _print_space(tuning: Tuning) -> None:
         rows += [*zip(names, space, space.values()), None]
     print_table(("method", "setting", "searched"), rows)
     tune, rounds = tuning.tune, studies[0].rounds
+    lengths = " / ".join(map(str, rung_rounds(rounds)))
     echo(
         f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
-        f"{rounds} rounds\nof the costliest method; runs of {' / '.join(map(str, levels(rounds)))} rounds; "
+        f"{rounds} rounds\nof the costliest method; runs of {lengths} rounds; "
         f"{tune.seeds} seed(s) for the longest runs"
     )
     if tasks:

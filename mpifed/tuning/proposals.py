@@ -1,7 +1,7 @@
 """Proposals of settings: evenly spread points at first, then Optuna's TPE sampler given the results so far.
 
-A point has a number for every open setting: a number of a :class:`~mpifed.config.space.Range`, or the index
-in a list. No state is kept between calls, so proposals depend on the points so far and the seed alone.
+A point has a number for every open setting: a number in a :class:`~mpifed.config.space.Range`, or an index
+into a list. No state is kept between calls, so proposals depend only on the points so far and the seed.
 """
 
 from __future__ import annotations
@@ -16,36 +16,40 @@ __all__ = ["Point", "settings_at", "sobol_points", "tpe_points"]
 
 #: A number for every open setting.
 Point = tuple[float, ...]
-Open = Mapping[str, Range | Choice]
+OpenSettings = Mapping[str, Range | Choice]
 
-#: Number of proposals per requested point after which the space counts as exhausted.
-PATIENCE = 20
+#: Maximum number of proposals per requested point, since some are duplicates; then the space is exhausted.
+PROPOSALS_PER_POINT = 20
 
 
-def settings_at(open: Open, point: Point) -> dict:
+def settings_at(open: OpenSettings, point: Point) -> dict:
     """Return the values of the open settings at a point."""
     return {
-        key: one.value(number) if isinstance(one, Range) else one.values[int(number)]
-        for (key, one), number in zip(open.items(), point)
+        key: domain.value(number) if isinstance(domain, Range) else domain.values[int(number)]
+        for (key, domain), number in zip(open.items(), point)
     }
 
 
-def sobol_points(open: Open, count: int, seed: int, known: Collection[Point]) -> list[Point]:
+def sobol_points(open: OpenSettings, count: int, seed: int, known: Collection[Point]) -> list[Point]:
     """Return up to ``count`` new points of a scrambled Sobol sequence, which covers the space evenly."""
     from scipy.stats import qmc
 
-    rows = qmc.Sobol(len(open), scramble=True, seed=seed).random_base2(math.ceil(math.log2(count * PATIENCE)))
+    rows = qmc.Sobol(len(open), scramble=True, seed=seed).random_base2(
+        math.ceil(math.log2(count * PROPOSALS_PER_POINT))
+    )
     points = (
         tuple(
-            one.at_fraction(share) if isinstance(one, Range) else math.floor(share * len(one.values))
-            for one, share in zip(open.values(), row)
+            domain.at_fraction(fraction)
+            if isinstance(domain, Range)
+            else math.floor(fraction * len(domain.values))
+            for domain, fraction in zip(open.values(), row)
         )
         for row in rows.tolist()
     )
     return _new(points, count, known)
 
 
-def tpe_points(open: Open, count: int, seed: int, ranked: Sequence[Point]) -> list[Point]:
+def tpe_points(open: OpenSettings, count: int, seed: int, ranked: Sequence[Point]) -> list[Point]:
     """Return up to ``count`` new points near good ones, from a tree-structured Parzen estimator.
 
     Args:
@@ -59,7 +63,7 @@ def tpe_points(open: Open, count: int, seed: int, ranked: Sequence[Point]) -> li
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about experimental options; the version is pinned
-            return _new(_proposals(optuna, open, seed, ranked, count * PATIENCE), count, ranked)
+            return _new(_proposals(optuna, open, seed, ranked, count * PROPOSALS_PER_POINT), count, ranked)
     finally:
         optuna.logging.set_verbosity(level)
 
@@ -75,7 +79,7 @@ def _new(points: Iterable[Point], count: int, known: Collection[Point]) -> list[
     return found
 
 
-def _proposals(optuna, open: Open, seed: int, ranked: Sequence[Point], count: int) -> Iterator[Point]:
+def _proposals(optuna, open: OpenSettings, seed: int, ranked: Sequence[Point], count: int) -> Iterator[Point]:
     """Yield ``count`` proposals of a study that contains the points so far."""
     sampler = optuna.samplers.TPESampler(
         n_startup_trials=0,
@@ -85,22 +89,25 @@ def _proposals(optuna, open: Open, seed: int, ranked: Sequence[Point], count: in
         seed=seed % 2**31,
     )
     study = optuna.create_study(sampler=sampler)
-    kinds = {key: _distribution(optuna.distributions, one) for key, one in open.items()}
-    for place, point in enumerate(ranked):
+    distributions = {key: _distribution(optuna.distributions, domain) for key, domain in open.items()}
+    for position, point in enumerate(ranked):
         params = dict(zip(open, point))
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=place))
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=position))
     for _ in range(count):
-        params = study.ask(kinds).params
+        params = study.ask(distributions).params
         yield tuple(
-            one.rounded(params[key]) if isinstance(one, Range) else params[key] for key, one in open.items()
+            domain.rounded(params[key]) if isinstance(domain, Range) else params[key]
+            for key, domain in open.items()
         )
 
 
-def _distribution(kinds, one: Range | Choice):
-    if isinstance(one, Choice):
-        last = len(one.values) - 1
+def _distribution(distributions, domain: Range | Choice):
+    if isinstance(domain, Choice):
+        last = len(domain.values) - 1
         return (
-            kinds.IntDistribution(0, last) if one.ordered else kinds.CategoricalDistribution(range(last + 1))
+            distributions.IntDistribution(0, last)
+            if domain.ordered
+            else distributions.CategoricalDistribution(range(last + 1))
         )
-    kind = kinds.IntDistribution if one.integer else kinds.FloatDistribution
-    return kind(one.low, one.high, log=True)
+    numeric = distributions.IntDistribution if domain.integer else distributions.FloatDistribution
+    return numeric(domain.low, domain.high, log=True)

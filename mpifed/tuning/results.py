@@ -1,4 +1,4 @@
-"""Results of searches in files: one file per search, and from these ``best.toml`` and ``tried.csv``."""
+"""Results of searches in files: one JSON file per study, and the summaries ``best.toml``, ``tried.csv``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mpifed.report.statistics import ranking_key
 from mpifed.storage.files import replacing
 from mpifed.tuning.search import Search
 
-__all__ = ["BEST", "FRESH", "TRIED", "SearchResult", "read", "result_of", "store", "write_tables"]
+__all__ = ["BEST", "SEED_OFFSET", "TRIED", "SearchResult", "read", "result_of", "store", "write_tables"]
 
 BEST, TRIED = "best.toml", "tried.csv"
 #: Difference between the first seed in best.toml and the first seed of the search.
-FRESH = 100
+SEED_OFFSET = 100
 _COLUMNS = ("task", "method", "bracket", "settings", "rounds", "seeds", "value", "oracle calls")
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of the search for one method and one task.
+    """The result of a study.
 
     Attributes:
         metric: name of the metric by which settings are selected.
@@ -56,9 +56,9 @@ def result_of(search: Search, metric: str) -> SearchResult:
     """Return the result of a finished search."""
     best, values = search.best, search.best.values(search.rungs[-1])
     rows = []
-    for one in search.trials:
-        last = one.values(one.rounds)
-        rows.append([one.bracket, one.settings, one.rounds, len(last), _mean(last), one.calls])
+    for trial in search.trials:
+        last = trial.values(trial.rounds)
+        rows.append([trial.bracket, trial.settings, trial.rounds, len(last), _mean(last), trial.calls])
     return SearchResult(
         metric,
         best.settings,
@@ -78,17 +78,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _warnings(search: Search) -> list[str]:
-    best, found = search.best, []
+    best, messages = search.best, []
     if any(not math.isfinite(value) for value in best.values(search.rungs[-1])):
-        found.append("no setting that was tried has finite values with every seed")
-    for key, more in search.edges().items():
-        one: Range = search.open[key]
-        end = "upper" if more.value(more.high) > one.value(one.high) else "lower"
-        found.append(
-            f"{key} = {best.settings[key]:g} is at the {end} end of the searched range, {one}: the budget "
-            "did not suffice to extend the range"
+        messages.append("no setting that was tried has finite values with every seed")
+    for key, beyond in search.extensions().items():
+        searched: Range = search.open[key]
+        end = "upper" if beyond.value(beyond.high) > searched.value(searched.high) else "lower"
+        messages.append(
+            f"{key} = {best.settings[key]:g} is at the {end} end of the searched range, {searched}: the "
+            "budget did not suffice to extend the range"
         )
-    return found
+    return messages
 
 
 def _file(tuning: Tuning, study: Study) -> Path:
@@ -96,7 +96,7 @@ def _file(tuning: Tuning, study: Study) -> Path:
 
 
 def store(tuning: Tuning, study: Study, digest: str, result: SearchResult) -> None:
-    """Write a result next to the runs of its search, from where other parts and later starts read it."""
+    """Write the result of a study next to its runs, so that other parts and later starts can read it."""
     path = _file(tuning, study)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"search": digest, **asdict(result)}, indent=1) + "\n"
@@ -114,13 +114,13 @@ def read(tuning: Tuning, study: Study, digest: str) -> SearchResult | None:
 
 
 def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
-    """Write ``best.toml`` and ``tried.csv`` for the cells whose search has finished."""
+    """Write ``best.toml`` and ``tried.csv`` for the studies that have finished."""
     tuning.out.mkdir(parents=True, exist_ok=True)
     with replacing(tuning.out / TRIED) as path, open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(_COLUMNS)
-        for study, one in zip(tuning.studies, results):
-            for bracket, settings, *rest in one.tried if one else ():
+        for study, result in zip(tuning.studies, results):
+            for bracket, settings, *rest in result.tried if result else ():
                 name = settings_name(settings) if settings else ""
                 table.writerow([study.task, study.method, bracket, name, *rest])
     with replacing(tuning.out / BEST) as path:
@@ -129,7 +129,7 @@ def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None
 
 def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
     """Return the text of best.toml."""
-    done = [(study, one) for study, one in zip(tuning.studies, results) if one]
+    done = [(study, result) for study, result in zip(tuning.studies, results) if result]
     table = dict(tuning.table)
     table["run"] = table.get("run", {}) | {"out": str(tuning.out / "best")}
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
@@ -146,14 +146,14 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
     for key, value in table.items():
         if isinstance(value, dict):
             lines += ["", f"[{_key(key)}]", *_settings(value)]
-    for study, one in done:
-        seeds = [study.seed + FRESH + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
-        algorithm = _as_choices(study.space.table(one.settings))
+    for study, result in done:
+        seeds = [study.seed + SEED_OFFSET + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
+        algorithm = _as_choices(study.space.table(result.settings))
         lines += [
             "",
-            f"# {study.title}: {one.metric} = {one.value:.6g}, mean over {one.runs} seed(s); "
-            f"{len(one.tried)} setting(s) tried, {one.spent:,} of {one.budget:,} oracle calls spent",
-            *(f"# Warning: {text}." for text in one.warnings),
+            f"# {study.title}: {result.metric} = {result.value:.6g}, mean over {result.runs} seed(s); "
+            f"{len(result.tried)} setting(s) tried, {result.spent:,} of {result.budget:,} oracle calls spent",
+            *(f"# Warning: {text}." for text in result.warnings),
             "[[sweep]]",
             *_settings({"seed": seeds, **_as_choices(study.settings), "algorithm": algorithm}),
         ]

@@ -1,11 +1,12 @@
-"""The search for one method and one task: brackets of successive halving until the budget is spent.
+"""The search for one method on one task: brackets of successive halving until the budget is spent.
 
 The first bracket runs several settings for a ninth of the rounds. The best third continues to a third of the
-rounds with several seeds, and the best third of these to all rounds. Steps that are best after few rounds are
-often too large for many rounds, so later brackets begin with a third of the rounds, then with all rounds,
-then again with a ninth. The first bracket covers the space evenly, later ones follow the results so far, and
-brackets of full runs stay near the best settings. A share of the budget is reserved for extending a range if
-the best value is at its end.
+rounds with several seeds, and the best third of these to all rounds. Step sizes that are best after few
+rounds are often too large for many rounds. Therefore later brackets begin with a third of the rounds, then
+with all rounds, then again with a ninth. The settings of the first bracket are spread evenly over the search
+space. Those of later brackets are proposed from the results so far, near the best settings if the bracket
+begins with all rounds. A share of the budget is reserved for extending a range if the best value is at its
+end.
 
 Optuna's pruners stop single trials and cannot express synchronous rungs with a budget in oracle calls, whose
 runs are distributed over ranks.
@@ -23,25 +24,25 @@ from mpifed.config.space import Range
 from mpifed.config.tuning import Study
 from mpifed.report.statistics import ranking_key
 from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
-from mpifed.tuning.trials import Outcome, Probe, Request
+from mpifed.tuning.trials import Probe, Request, TrialOutcome
 
-__all__ = ["Search", "Trial", "levels"]
+__all__ = ["Search", "Trial", "rung_rounds"]
 
 #: Reduction factor: the best 1 / 3 continues to the next rung, which has 3 times the rounds.
-THIRD = 3
-#: Number of settings of a bracket that begins with a ninth of the rounds, with a third, and with all.
-USUAL = (9, 5, 4)
-#: Number of brackets before ranges are extended, and share of the budget that is reserved for it until then.
-SURE, KEPT = 2, 0.25
-#: Size of the neighbourhood of the best point, in decades, and the factor by which it shrinks each time.
-AROUND, CLOSER = 0.5, 0.5
-#: Number of attempts to replace settings that are incompatible.
-ATTEMPTS = 5
+REDUCTION_FACTOR = 3
+#: Maximum number of settings of a bracket that begins with a ninth of the rounds, with a third, and with all.
+BRACKET_SIZES = (9, 5, 4)
+#: Number of brackets before ranges may be extended, and share of the budget that is reserved for extensions.
+INITIAL_BRACKETS, RESERVED_SHARE = 2, 0.25
+#: Radius of the neighbourhood of the best point in decades, and the factor by which it shrinks every time.
+NEIGHBOURHOOD, SHRINK_FACTOR = 0.5, 0.5
+#: Maximum number of attempts to replace proposed settings that are incompatible with each other.
+MAX_ATTEMPTS = 5
 
 
-def levels(rounds: int) -> list[int]:
+def rung_rounds(rounds: int) -> list[int]:
     """Return the rounds of the rungs: a ninth, a third and all of ``rounds``, each at least 1."""
-    return sorted({max(1, rounds // THIRD**k) for k in range(3)})
+    return sorted({max(1, rounds // REDUCTION_FACTOR**k) for k in range(3)})
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Trial:
     point: Point
     settings: dict[str, Any]
     bracket: int
-    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    outcomes: dict[tuple[int, int], TrialOutcome] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -67,22 +68,22 @@ class Trial:
 
     def values(self, rounds: int) -> list[float]:
         """Return the value of each seed after ``rounds``."""
-        return [one.value for (reached, _), one in self.outcomes.items() if reached == rounds]
+        return [outcome.value for (reached, _), outcome in self.outcomes.items() if reached == rounds]
 
     @property
     def calls(self) -> int:
         """Oracle calls of all its runs."""
         last: dict[int, int] = {}  # the calls of a run include those of its earlier rungs
-        for (_, seed), one in self.outcomes.items():
-            last[seed] = max(last.get(seed, 0), one.calls)
+        for (_, seed), outcome in self.outcomes.items():
+            last[seed] = max(last.get(seed, 0), outcome.calls)
         return sum(last.values())
 
 
 class Search:
-    """The search for one method and one task, which requests runs and receives their outcomes.
+    """The execution of a study: requests runs and receives their outcomes.
 
     Args:
-        cell: the method and the task.
+        study: the method, the task and the search space.
         seeds: number of seeds.
         budget: oracle calls.
         probe: costs and metrics of the method.
@@ -90,17 +91,17 @@ class Search:
 
     Attributes:
         open: the open settings, whose ranges may have been extended.
-        refused: points whose settings are incompatible.
-        dropped: trials that have ended since the caller last cleared the list.
+        incompatible: points whose settings are invalid in combination.
+        dropped: trials that have ended since the caller last cleared the list, to delete their checkpoints.
     """
 
     def __init__(self, study: Study, seeds: int, budget: int, probe: Probe, sign: int):
         self.study, self.budget, self.probe, self.sign = study, budget, probe, sign
         self.seeds = [study.seed + k for k in range(seeds)]
-        self.rungs = levels(study.rounds)
+        self.rungs = rung_rounds(study.rounds)
         self.open = dict(study.space.open)
         self.trials: list[Trial] = []
-        self.refused: list[Point] = []
+        self.incompatible: list[Point] = []
         self.dropped: list[Trial] = []
 
     @property
@@ -111,46 +112,46 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The best trial that was run for all rounds with every seed; ``None`` if there is none."""
-        done = [one for one in self.trials if len(one.values(self.rungs[-1])) == len(self.seeds)]
+        done = [trial for trial in self.trials if len(trial.values(self.rungs[-1])) == len(self.seeds)]
         return min(done, key=lambda trial: self.rank(trial, self.rungs[-1]), default=None)
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
         """Return the sort key of a trial: the number of runs without a finite value, then the mean."""
         return ranking_key(trial.values(rounds), self.sign < 0)
 
-    def edges(self) -> dict[str, Range]:
-        """Return the settings whose best value is at the end of its range, with the range past that end."""
+    def extensions(self) -> dict[str, Range]:
+        """Return the decade beyond the range of each setting whose best value is at the end of its range."""
         best = self.best
         found = {
-            key: one.extension(number)
-            for (key, one), number in zip(self.open.items(), best.point if best else ())
-            if isinstance(one, Range)
+            key: searched.extension(number)
+            for (key, searched), number in zip(self.open.items(), best.point if best else ())
+            if isinstance(searched, Range)
         }
-        return {key: more for key, more in found.items() if more}
+        return {key: decade for key, decade in found.items() if decade}
 
-    def requests(self) -> Generator[list[Request], Sequence[Outcome], None]:
+    def requests(self) -> Generator[list[Request], Sequence[TrialOutcome], None]:
         """Yield the runs of each rung, and receive their outcomes."""
         if not self.open:
             yield from self._bracket([()], [(self.rungs[-1], len(self.seeds))])
             return
         reserve, number = self._reserve(), 0
         while True:
-            left, begin = self.budget - self.spent, number % len(USUAL)
-            count = self._affordable(begin, left - reserve) if number < SURE else 0
-            edges = {} if count else self.edges()
-            begin = len(USUAL) - 1 if edges else begin
+            left, begin = self.budget - self.spent, number % len(BRACKET_SIZES)
+            count = self._affordable(begin, left - reserve) if number < INITIAL_BRACKETS else 0
+            extensions = {} if count else self.extensions()
+            begin = len(BRACKET_SIZES) - 1 if extensions else begin
             count = count or self._affordable(begin, left)
-            points = self._proposed(count, begin, edges) if count else []
+            points = self._proposed(count, begin, extensions) if count else []
             if not points:
                 return
             yield from self._bracket(points, self._stages(begin))
-            number += not edges
+            number += not extensions
 
     def _reserve(self) -> float:
         """Return the part of the budget for extending ranges; 0 if a bracket could not use it."""
-        extends = any(isinstance(one, Range) and not one.integer for one in self.open.values())
-        least = self._cost(THIRD, self._stages(0))
-        return max(KEPT * self.budget, least) if extends and self.budget >= 2 * least else 0
+        extends = any(isinstance(domain, Range) and not domain.integer for domain in self.open.values())
+        least = self._cost(REDUCTION_FACTOR, self._stages(0))
+        return max(RESERVED_SHARE * self.budget, least) if extends and self.budget >= 2 * least else 0
 
     def _stages(self, begin: int) -> list[tuple[int, int]]:
         """Return the rounds and number of seeds of each rung of a bracket: first one seed, then all."""
@@ -164,29 +165,30 @@ class Search:
         for rounds, seeds in stages:
             calls = seeds * self.probe.calls(rounds)
             total += count * (calls - before)
-            before, count = calls, _third(count)
+            before, count = calls, _survivors(count)
         return total
 
     def _affordable(self, begin: int, budget: float) -> int:
         """Return the number of settings of the next bracket; 0 if the budget is too small."""
         stages = self._stages(begin)
         return max(
-            (count for count in range(1, USUAL[begin] + 1) if self._cost(count, stages) <= budget), default=0
+            (count for count in range(1, BRACKET_SIZES[begin] + 1) if self._cost(count, stages) <= budget),
+            default=0,
         )
 
-    def _proposed(self, count: int, begin: int, edges: Mapping[str, Range]) -> list[Point]:
+    def _proposed(self, count: int, begin: int, extensions: Mapping[str, Range]) -> list[Point]:
         """Return up to ``count`` new compatible settings.
 
         Raises:
             ConfigError: none of the first proposals are compatible; the error is that of the last one.
         """
-        self.open |= {key: self.open[key].union(more) for key, more in edges.items()}
-        near = self._near(edges) if edges or begin == len(USUAL) - 1 else {}
+        self.open |= {key: self.open[key].union(more) for key, more in extensions.items()}
+        near = self._near(extensions) if extensions or begin == len(BRACKET_SIZES) - 1 else {}
         valid: list[Point] = []
         last_error = None
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             label = f"{self.study.seed} {self.study.task} {self.study.method} {len(self.trials)} {attempt}"
-            seed, known = zlib.crc32(label.encode()), self._ranked() + self.refused + valid
+            seed, known = zlib.crc32(label.encode()), self._ranked() + self.incompatible + valid
             if near:
                 points = self._neighbours(near, count - len(valid), seed, known)
             else:
@@ -197,7 +199,7 @@ class Search:
                     self.study.config(settings_at(self.open, point))
                     valid.append(point)
                 except ConfigError as error:
-                    self.refused.append(point)
+                    self.incompatible.append(point)
                     last_error = error
             if len(valid) == count:
                 break
@@ -205,21 +207,21 @@ class Search:
             raise last_error
         return valid
 
-    def _near(self, edges: Mapping[str, Range]) -> dict[str, Range]:
-        """Return the ranges near the best point; those of ``edges`` include the part past the end."""
-        looks = sum(trial.bracket != before.bracket for before, trial in zip(self.trials, self.trials[1:]))
-        factor = 10 ** (AROUND * CLOSER ** (looks // len(USUAL)))
+    def _near(self, extensions: Mapping[str, Range]) -> dict[str, Range]:
+        """Return ranges around the best point, which include the ``extensions``."""
+        brackets = sum(trial.bracket != before.bracket for before, trial in zip(self.trials, self.trials[1:]))
+        factor = 10 ** (NEIGHBOURHOOD * SHRINK_FACTOR ** (brackets // len(BRACKET_SIZES)))
         near = {
-            key: one.clipped(number / factor, number * factor)
-            for (key, one), number in zip(self.open.items(), self.best.point)
-            if isinstance(one, Range)
+            key: searched.clipped(number / factor, number * factor)
+            for (key, searched), number in zip(self.open.items(), self.best.point)
+            if isinstance(searched, Range)
         }
-        return near | {key: near[key].union(more) for key, more in edges.items()}
+        return near | {key: near[key].union(more) for key, more in extensions.items()}
 
     def _neighbours(
         self, near: dict[str, Range], count: int, seed: int, known: Sequence[Point]
     ) -> list[Point]:
-        """Return new points that differ from the best point in settings with a range only."""
+        """Return new points that differ from the best point only in settings with a range."""
         moved = sobol_points(near, count, seed, ())
         best = dict(zip(self.open, self.best.point))
         points = [tuple((best | dict(zip(near, point))).values()) for point in moved]
@@ -232,7 +234,7 @@ class Search:
 
     def _bracket(
         self, points: Sequence[Point], stages: Sequence[tuple[int, int]]
-    ) -> Generator[list[Request], Sequence[Outcome], None]:
+    ) -> Generator[list[Request], Sequence[TrialOutcome], None]:
         number = self.trials[-1].bracket + 1 if self.trials else 1
         trials = [Trial(point, settings_at(self.open, point), number) for point in points]
         self.trials += trials
@@ -250,12 +252,12 @@ class Search:
             ]
             # With one seed, full runs may have been run before.
             outcomes = (yield requests) if requests else ()
-            for (trial, seed), one in zip(wanted, outcomes, strict=True):
-                trial.outcomes[rounds, seed] = one
+            for (trial, seed), outcome in zip(wanted, outcomes, strict=True):
+                trial.outcomes[rounds, seed] = outcome
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
-            trials = ranked[: _third(len(ranked))] if stage < len(stages) else []
+            trials = ranked[: _survivors(len(ranked))] if stage < len(stages) else []
             self.dropped += ranked[len(trials) :]
 
 
-def _third(count: int) -> int:
-    return max(1, count // THIRD)
+def _survivors(count: int) -> int:
+    return max(1, count // REDUCTION_FACTOR)

@@ -1,4 +1,4 @@
-"""The computations of a search: probes, which measure the cost of each method, and runs in folders."""
+"""The computations of a search: the probe, which measures the cost of a method, and the trial runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mpifed.storage.results import RunData, load
 
 __all__ = [
     "IndependentComm",
-    "Outcome",
+    "TrialOutcome",
     "Probe",
     "Request",
     "delete_checkpoints",
@@ -36,8 +36,8 @@ __all__ = [
     "trial_folder",
 ]
 
-#: Rounds between checkpoints of trials if the job sets none; the next rung resumes from the last checkpoint.
-CHECKPOINTS = 50
+#: Rounds between checkpoints of trials if the job disables checkpoints, from which the next rung resumes.
+CHECKPOINT_EVERY = 50
 
 
 class IndependentComm(SerialComm):
@@ -53,16 +53,16 @@ class Request(NamedTuple):
     Attributes:
         settings: values of the open settings by dotted name.
         seed, rounds: seed and number of rounds.
-        begins: false if an earlier rung has run it for fewer rounds.
+        is_new: whether no earlier rung has run these settings with this seed.
     """
 
     settings: dict[str, Any]
     seed: int
     rounds: int
-    begins: bool
+    is_new: bool
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """The outcome of a run: the selection metric, NaN if the run has diverged, and its oracle calls."""
 
     value: float
@@ -74,16 +74,16 @@ class Probe:
     """Costs and metrics of a method for a task, measured in two rounds.
 
     Attributes:
-        first: oracle calls of the start and round 1, with the largest integer settings.
-        each: oracle calls of a later round.
+        first_calls: oracle calls of the start and round 1, with the largest integer settings.
+        later_calls: oracle calls of every later round.
         metrics: names of all metrics.
         maximised: names of the metrics to maximise.
         held_out: names of the metrics of test samples, which must not select settings.
         data: digests of the data files by name.
     """
 
-    first: int
-    each: int
+    first_calls: int
+    later_calls: int
     metrics: list[str]
     maximised: list[str]
     held_out: list[str]
@@ -91,7 +91,7 @@ class Probe:
 
     def calls(self, rounds: int) -> int:
         """Return the estimated oracle calls of a run; an upper bound if every round costs the same."""
-        return self.first + (rounds - 1) * self.each
+        return self.first_calls + (rounds - 1) * self.later_calls
 
     def selection_metric(self, metric: str | None) -> str:
         """Return the name of the metric that selects settings, on the validation split if there is one.
@@ -161,7 +161,7 @@ def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -
     return out / "trials" / study.task / study.method / name / f"seed={seed}"
 
 
-def run_trial(folder: Path, study: Study, request: Request, metric: str, comm: SerialComm) -> Outcome:
+def run_trial(folder: Path, study: Study, request: Request, metric: str, comm: SerialComm) -> TrialOutcome:
     """Run to the requested number of rounds, resuming an earlier rung or an interrupted run.
 
     Raises:
@@ -169,57 +169,59 @@ def run_trial(folder: Path, study: Study, request: Request, metric: str, comm: S
         CollectiveError: the run cannot be executed.
     """
     config = _config(study.config(request.settings, request.seed), request, folder)
-    found = results_of(Folder(folder), config)
-    if found is None or not _has_outcome(found, config):
-        if found and _cannot_be_resumed(found, config):
+    stored = results_of(Folder(folder), config)
+    if stored is None or not _has_outcome(stored, config):
+        if stored and _cannot_be_resumed(stored, config):
             config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": True})})
         with contextlib.suppress(NonFiniteError):
             run(config, comm)
-        found = load(folder)
-    return _outcome(found, request.rounds, metric)
+        stored = load(folder)
+    return _outcome(stored, request.rounds, metric)
 
 
 def _config(config: Config, request: Request, folder: Path) -> Config:
     """Return the configuration with the requested rounds; steps of theorems remain those of the full run."""
     changes = {
         "out": str(folder),
-        "checkpoint_every": config.run.checkpoint_every or CHECKPOINTS,
+        "checkpoint_every": config.run.checkpoint_every or CHECKPOINT_EVERY,
         "keep": 1,
         "progress": False,
         "tensorboard": False,
-        "overwrite": config.run.overwrite and request.begins,
+        "overwrite": config.run.overwrite and request.is_new,
     }
     return config.model_copy(update={"rounds": request.rounds, "run": config.run.model_copy(update=changes)})
 
 
-def _has_outcome(found: RunData, config: Config) -> bool:
+def _has_outcome(stored: RunData, config: Config) -> bool:
     """Return whether a run has ended or has been evaluated after the requested rounds, on the current data.
 
     Raises:
         ConfigError: it has, but on other data, and may not be replaced.
     """
-    further = _reached(found) > config.rounds  # because of a later rung, which may be unfinished
-    known = config.rounds in found.metric_rounds if further else has_ended(found, config)
-    return known and has_same_data(found, config)
+    further = _reached(stored) > config.rounds  # because of a later rung, which may be unfinished
+    known = config.rounds in stored.metric_rounds if further else has_ended(stored, config)
+    return known and has_same_data(stored, config)
 
 
-def _cannot_be_resumed(found: RunData, config: Config) -> bool:
-    """Return whether a search with another budget has left the run after more rounds than requested, or after
-    fewer rounds and without a checkpoint."""
-    ended = found.end is not None and found.config["rounds"] < config.rounds
-    return _reached(found) > config.rounds or (ended and not Folder(found.folder).checkpoints())
+def _cannot_be_resumed(stored: RunData, config: Config) -> bool:
+    """Return whether a stored run, for example of a search with another budget, must be started over.
+
+    It has passed the requested rounds, or has ended earlier and has no checkpoint.
+    """
+    ended = stored.end is not None and stored.config["rounds"] < config.rounds
+    return _reached(stored) > config.rounds or (ended and not Folder(stored.folder).checkpoints())
 
 
-def _reached(found: RunData) -> int:
-    return int(found.costs["round"][-1])
+def _reached(stored: RunData) -> int:
+    return int(stored.costs["round"][-1])
 
 
-def _outcome(found: RunData, rounds: int, metric: str) -> Outcome:
+def _outcome(stored: RunData, rounds: int, metric: str) -> TrialOutcome:
     """Return the outcome of a run after ``rounds``; later rounds are ignored."""
-    calls = int(found.costs["oracle_calls"][found.costs["round"] <= rounds][-1])
-    values = found.metrics[metric][found.metric_rounds <= rounds]
-    diverged = found.diverged and found.costs["round"][-1] <= rounds
-    return Outcome(float("nan") if diverged or not len(values) else float(values[-1]), calls)
+    calls = int(stored.costs["oracle_calls"][stored.costs["round"] <= rounds][-1])
+    values = stored.metrics[metric][stored.metric_rounds <= rounds]
+    diverged = stored.diverged and stored.costs["round"][-1] <= rounds
+    return TrialOutcome(float("nan") if diverged or not len(values) else float(values[-1]), calls)
 
 
 def delete_checkpoints(folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""All searches of a job. A wave consists of one rung of every search; its runs are distributed over ranks."""
+"""Execution of all studies of a job in waves.
+
+A wave consists of the runs of one rung of every unfinished search, which are distributed over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from mpifed.tuning.results import SearchResult, read, result_of, store, write_ta
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import (
     IndependentComm,
-    Outcome,
     Probe,
     Request,
+    TrialOutcome,
     delete_checkpoints,
     probe,
     run_trial,
@@ -35,7 +38,7 @@ __all__ = ["Interrupted", "tune"]
 #: Errors of a run that must be reported to the other ranks.
 _ERRORS = (CollectiveError, ConfigError, ContractError, OSError)
 #: Settings of [run] that do not affect results: where files are stored and what is printed.
-_IRRELEVANT = {
+_NO_EFFECT = {
     "out",
     "overwrite",
     "progress",
@@ -53,7 +56,7 @@ class Interrupted(RuntimeError):
 
 @dataclass(frozen=True)
 class _Plan:
-    """Probe, budget in oracle calls, and selection metric of the search of a cell."""
+    """Probe, budget in oracle calls, and selection metric of a study."""
 
     probe: Probe
     budget: int
@@ -65,12 +68,12 @@ class _Plan:
 
 
 def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResult | None]:
-    """Search for the best settings of all cells, or of a part of them. Collective.
+    """Search for the best settings in all studies, or in a part of them. Collective.
 
     Searches that have finished before are skipped.
 
     Returns:
-        The result of each cell; ``None`` if another part has not finished it yet.
+        The result of each study; ``None`` if another part has not finished it yet.
 
     Raises:
         Interrupted: a signal arrived on any rank.
@@ -79,56 +82,58 @@ def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResu
     probes = _probes(tuning, comm)
     with collective_errors(comm, ConfigError):
         plans = _plans(tuning, probes)
-        mine = select_part(list(range(len(tuning.studies))), part)
-    searches = _Searches(tuning, comm, plans, mine)
+        studies_of_part = select_part(list(range(len(tuning.studies))), part)
+    searches = _Searches(tuning, comm, plans, studies_of_part)
     searches.run()
     return searches.results()
 
 
 def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
-    """Probe all cells, distributed over the ranks. Collective."""
-    alone, own = IndependentComm(comm), {}
+    """Probe all studies, distributed over the ranks. Collective."""
+    independent, measured = IndependentComm(comm), {}
     with collective_errors(comm, *_ERRORS):
         for number in range(comm.rank, len(tuning.studies), comm.size):
-            own[number] = asdict(probe(tuning.studies[number], alone))
-    texts = [broadcast_text(comm, json.dumps(own), root) for root in range(comm.size)]
-    found = {int(number): one for text in texts for number, one in json.loads(text).items()}
+            measured[number] = asdict(probe(tuning.studies[number], independent))
+    texts = [broadcast_text(comm, json.dumps(measured), root) for root in range(comm.size)]
+    found = {int(number): values for text in texts for number, values in json.loads(text).items()}
     return [Probe(**found[number]) for number in range(len(tuning.studies))]
 
 
 def _plans(tuning: Tuning, probes: list[Probe]) -> list[_Plan]:
-    """Return a plan per cell. A task's budget is the cost of ``tune.runs`` runs of its costliest method."""
+    """Return a plan per study. A task's budget is the cost of ``tune.runs`` runs of its costliest method."""
     full: dict[str, int] = {}
-    for study, one in zip(tuning.studies, probes):
-        full[study.task] = max(full.get(study.task, 0), one.calls(study.rounds))
+    for study, study_probe in zip(tuning.studies, probes):
+        full[study.task] = max(full.get(study.task, 0), study_probe.calls(study.rounds))
     return [
-        _Plan(one, tuning.tune.runs * full[study.task], one.selection_metric(tuning.tune.metric))
-        for study, one in zip(tuning.studies, probes)
+        _Plan(
+            study_probe, tuning.tune.runs * full[study.task], study_probe.selection_metric(tuning.tune.metric)
+        )
+        for study, study_probe in zip(tuning.studies, probes)
     ]
 
 
 def _digest(study: Study, plan: _Plan, seeds: int) -> str:
     """Return a digest of all settings that affect the result of a search."""
     table = study.config(study.space.costliest).table()
-    table["run"] = {key: value for key, value in table["run"].items() if key not in _IRRELEVANT}
+    table["run"] = {key: value for key, value in table["run"].items() if key not in _NO_EFFECT}
     parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, seeds]
     parts += [plan.probe.data] if plan.probe.data else []
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 class _Searches:
-    """The unfinished searches of this part, which are held on rank 0, and their execution on all ranks."""
+    """The unfinished searches of this part, which are stored on rank 0, and their execution on all ranks."""
 
-    def __init__(self, tuning: Tuning, comm: SerialComm, plans: list[_Plan], mine: list[int]):
+    def __init__(self, tuning: Tuning, comm: SerialComm, plans: list[_Plan], studies_of_part: list[int]):
         self.tuning, self.comm, self.plans = tuning, comm, plans
-        self.alone = IndependentComm(comm)
+        self.independent = IndependentComm(comm)
         seeds = tuning.tune.seeds
         self.digests = [_digest(study, plan, seeds) for study, plan in zip(tuning.studies, plans)]
         self.searches: dict[int, Search] = {}
         self.steps: dict[int, Generator] = {}
         self.requested: dict[int, list[Request]] = {}
         if comm.rank == 0:
-            for number in mine:
+            for number in studies_of_part:
                 study, plan = tuning.studies[number], plans[number]
                 if read(tuning, study, self.digests[number]) is None:
                     self.searches[number] = Search(study, seeds, plan.budget, plan.probe, plan.sign)
@@ -159,7 +164,7 @@ class _Searches:
                 with collective_errors(self.comm, *_ERRORS):
                     self._report(jobs, outcomes)
 
-    def _send(self, number: int, outcomes: list[Outcome] | None) -> None:
+    def _send(self, number: int, outcomes: list[TrialOutcome] | None) -> None:
         """Send outcomes to a search and store its next requests, or its result (rank 0)."""
         try:
             self.requested[number] = self.steps[number].send(outcomes)
@@ -175,26 +180,26 @@ class _Searches:
         if self.comm.rank:
             return
         results, done = self.results(), -1
-        while done < (now := sum(one is not None for one in results)):
+        while done < (now := sum(result is not None for result in results)):
             done = now
             write_tables(self.tuning, results)
             results = self.results()
 
     def _jobs(self) -> list[tuple[int, Request]]:
-        """Return the number of the cell and the request of each run of the next wave. Collective."""
-        jobs = [(number, one) for number, requests in self.requested.items() for one in requests]
+        """Return the number of the study and the request of each run of the next wave. Collective."""
+        jobs = [(number, request) for number, requests in self.requested.items() for request in requests]
         text = broadcast_text(self.comm, json.dumps(jobs) if self.comm.rank == 0 else None)
-        return [(number, Request(*one)) for number, one in json.loads(text)]
+        return [(number, Request(*request)) for number, request in json.loads(text)]
 
-    def _wave(self, jobs: list[tuple[int, Request]]) -> list[Outcome]:
+    def _wave(self, jobs: list[tuple[int, Request]]) -> list[TrialOutcome]:
         """Execute the runs of a wave and return all outcomes. Collective."""
         values, calls = np.zeros(len(jobs)), np.zeros(len(jobs), dtype=np.int64)
         stopped, level = 0, LOG.level
         with collective_errors(self.comm, *_ERRORS):
             LOG.setLevel(level or logging.WARNING)
             try:
-                for place in self._mine(jobs):
-                    values[place], calls[place] = self._one(*jobs[place])
+                for place in self._jobs_of_this_rank(jobs):
+                    values[place], calls[place] = self._run_request(*jobs[place])
             except (Stopped, KeyboardInterrupt):
                 stopped = 1
             finally:
@@ -205,30 +210,30 @@ class _Searches:
             raise Interrupted("stopped by a signal: the same command continues the search")
         self.comm.allreduce_(values)
         self.comm.allreduce_(calls)
-        return [Outcome(float(value), int(count)) for value, count in zip(values, calls)]
+        return [TrialOutcome(float(value), int(count)) for value, count in zip(values, calls)]
 
-    def _mine(self, jobs: list[tuple[int, Request]]) -> list[int]:
+    def _jobs_of_this_rank(self, jobs: list[tuple[int, Request]]) -> list[int]:
         """Return the indices of this rank's jobs: longest first, each for the rank with the least load."""
-        lengths = [self.plans[number].probe.each * request.rounds for number, request in jobs]
-        load, mine = [0] * self.comm.size, []
-        for number in sorted(range(len(jobs)), key=lambda one: (-lengths[one], one)):
+        lengths = [self.plans[number].probe.later_calls * request.rounds for number, request in jobs]
+        load, selected = [0] * self.comm.size, []
+        for number in sorted(range(len(jobs)), key=lambda index: (-lengths[index], index)):
             rank = load.index(min(load))
             load[rank] += lengths[number]
             if rank == self.comm.rank:
-                mine.append(number)
-        return mine
+                selected.append(number)
+        return selected
 
-    def _one(self, number: int, request: Request) -> Outcome:
+    def _run_request(self, number: int, request: Request) -> TrialOutcome:
         study = self.tuning.studies[number]
         folder = trial_folder(self.tuning.out, study, request.settings, request.seed)
-        return run_trial(folder, study, request, self.plans[number].metric, self.alone)
+        return run_trial(folder, study, request, self.plans[number].metric, self.independent)
 
-    def _report(self, jobs: list[tuple[int, Request]], outcomes: list[Outcome]) -> None:
+    def _report(self, jobs: list[tuple[int, Request]], outcomes: list[TrialOutcome]) -> None:
         """Send the outcomes to the searches, and delete checkpoints that are no longer needed (rank 0)."""
         if self.comm.rank:
             return
         for number in [*self.requested]:
-            self._send(number, [one for (owner, _), one in zip(jobs, outcomes) if owner == number])
+            self._send(number, [outcome for (owner, _), outcome in zip(jobs, outcomes) if owner == number])
         for search in self.searches.values():
             for trial in search.dropped:
                 for seed in {seed for _, seed in trial.outcomes}:

@@ -17,7 +17,7 @@ from mpifed.running.runner import Runner
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
-from mpifed.tuning.results import FRESH
+from mpifed.tuning.results import SEED_OFFSET
 from mpifed.tuning.trials import Probe
 
 JOB = """
@@ -108,8 +108,8 @@ def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_pat
     text = (folder / "out/best.toml").read_text()
     assert text.count("[[sweep]]") == 4 and "Unfinished" not in text and "oracle calls spent" in text
     runs = variants(folder / "out/best.toml", [f"run.out={tmp_path / 'best'}"])
-    assert len(runs) == 4 * 2 and {run.config.seed for run in runs} == {FRESH, FRESH + 1}
-    methods = [run.config for run in runs if run.config.seed == FRESH]
+    assert len(runs) == 4 * 2 and {run.config.seed for run in runs} == {SEED_OFFSET, SEED_OFFSET + 1}
+    methods = [run.config for run in runs if run.config.seed == SEED_OFFSET]
     assert [config.problem.clients for config in methods] == [2, 2, 3, 3]
     for config, one in zip(methods, found):
         for key, value in one.settings.items():
@@ -184,7 +184,9 @@ def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_pa
 def test_a_changed_job_is_searched_again(whole, job, tmp_path):
     call("tune", "-q", job, "--part", "0/4")
     config = tuning(job, ["oracle.noise.scale=0.2"])
-    with pytest.raises(CollectiveError, match="oracle.noise.scale is 0.1 there and 0.2 here"):
+    with pytest.raises(
+        CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this job"
+    ):
         tuner.tune(config, SerialComm(), "0/4")
     found = tuner.tune(tuning(job, ["oracle.noise.scale=0.2", "run.overwrite=true"]), SerialComm(), "0/4")
     assert found[0] != whole[1][0] and found[1:] == [None] * 3

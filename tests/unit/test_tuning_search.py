@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mpifed.base.errors import ConfigError
 from mpifed.config.space import Choice, Range
 from mpifed.tuning.results import result_of
-from mpifed.tuning.search import Search, levels
-from mpifed.tuning.trials import Outcome, Probe
+from mpifed.tuning.search import Search, rung_rounds
+from mpifed.tuning.trials import Probe, TrialOutcome
 
 ROUNDS = 180
 
@@ -38,7 +38,9 @@ def search(
         except StopIteration:
             return found
         assert requests
-        outcomes = [Outcome(value(one.settings, one.rounds, one.seed), one.rounds * each) for one in requests]
+        outcomes = [
+            TrialOutcome(value(one.settings, one.rounds, one.seed), one.rounds * each) for one in requests
+        ]
 
 
 def error(step: float, rounds: int, slow: float, fast: float, noise: float) -> float:
@@ -98,7 +100,7 @@ def test_the_budget_is_kept_and_the_best_trial_has_every_seed(runs, seeds, round
     assert found.spent <= found.budget == runs * rounds * each
     assert [*found.best.outcomes].count((rounds, 0)) == 1 and len(found.best.values(rounds)) == seeds
     assert len({trial.point for trial in found.trials}) == len(found.trials)
-    assert all(trial.outcomes and trial.rounds in levels(rounds) for trial in found.trials)
+    assert all(trial.outcomes and trial.rounds in rung_rounds(rounds) for trial in found.trials)
     kept = {id(trial) for trial in found.dropped}
     assert len(found.dropped) == len(kept) == len(found.trials)
     assert found.best is min(
@@ -108,7 +110,7 @@ def test_the_budget_is_kept_and_the_best_trial_has_every_seed(runs, seeds, round
 
 
 def test_the_rungs_of_a_bracket():
-    assert levels(90) == [10, 30, 90] and levels(2) == [1, 2] and levels(1) == [1]
+    assert rung_rounds(90) == [10, 30, 90] and rung_rounds(2) == [1, 2] and rung_rounds(1) == [1]
     found = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90)
     first = [trial for trial in found.trials if trial.bracket == 1]
     assert len(first) == 9 and {trial.rounds for trial in first} == {10, 30, 90}
@@ -160,7 +162,7 @@ def test_incompatible_settings_are_replaced():
     refuse = lambda settings: settings["a"] * settings["b"] > 1e-2  # noqa: E731
     open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}
     found = search(lambda s, *_: -s["a"] * s["b"], open, refuse=refuse)
-    assert found.refused and len([one for one in found.trials if one.bracket == 1]) == 9
+    assert found.incompatible and len([one for one in found.trials if one.bracket == 1]) == 9
     assert not any(refuse(one.settings) for one in found.trials)
     with pytest.raises(ConfigError, match="do not go together"):
         search(lambda *_: 1.0, open, refuse=lambda settings: True)
