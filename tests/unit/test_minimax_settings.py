@@ -28,7 +28,7 @@ STAIRS = {"name": "steps", "value": 0.5, "boundaries": [4, 9], "factor": 2.0}
     (lambda: FedNormSGDA(tau=(2, 0), **NORMED), "per client, got (2, 0)"),
     (lambda: FedNormSGDA(tau=(), **NORMED), "per client, got ()"),
     (lambda: FedNormSGDA(tau=2.5, **NORMED), "FedNormSGDA.tau: Input should be a valid integer, got 2.5"),
-    (lambda: FedNormSGDA(tau=2, a=1.2, **NORMED), "a: expected a ratio of weights in (0, 1], or a list"),
+    (lambda: FedNormSGDA(tau=2, a=1.2, **NORMED), "a: expected a ratio r in (0, 1], or a list of weights"),
     (lambda: FedNormSGDA(tau=3, a=(1.0, 2.0), **NORMED), "a: expected 3 weights > 0, one per local step"),
     (lambda: FedNormSGDA(tau=2, a=(1.0, 0.0), **NORMED), "a: expected 2 weights > 0, one per local step"),
     (lambda: Config(algorithm=FedNormSGDA(tau=(1, 2), **NORMED), problem=Saddle(clients=3)),

@@ -117,11 +117,11 @@ def test_overwriting(folder):
 
 
 @pytest.mark.parametrize("change, difference", [
-    ({"seed": 1}, "seed is 0 there and 1 here"),
-    ({"problem": {"name": "Saddle", "clients": 4, "d": 4}}, "problem.d is 3 there and 4 here"),
-    ({"algorithm": {"name": "FGDA", "q": 2}}, "algorithm.name is AdaFGDA there and FGDA here"),
-    ({"oracle": {"batch_size": 0}}, "oracle.noise.name is gaussian there and not set here"),
-    ({"participation": {"weights": "samples"}}, "participation.weights is uniform there and samples here"),
+    ({"seed": 1}, "seed is 0 in the stored run and 1 in this job"),
+    ({"problem": {"name": "Saddle", "clients": 4, "d": 4}}, "problem.d is 3 in the stored run and 4 in"),
+    ({"algorithm": {"name": "FGDA", "q": 2}}, "algorithm.name is AdaFGDA in the stored run and FGDA in"),
+    ({"oracle": {"batch_size": 0}}, "oracle.noise.name is gaussian in the stored run and not set in"),
+    ({"participation": {"weights": "samples"}}, "weights is uniform in the stored run and samples in"),
     ({"output": "average"}, "output is "),
 ])  # fmt: skip
 def test_other_job(done, change, difference):
@@ -135,7 +135,9 @@ def test_other_job(done, change, difference):
 def test_settings_that_may_change(done):
     free = {"eval_every": 3, "checkpoint_every": 1, "keep": 1, "threads": 1, "watchdog": 0}
     assert opened(done[1], job(done[1], 9, matrices="replicated", **free)).header["round"] == 6
-    with pytest.raises(ValueError, match="another job: run.dtype is float64 there and float32 here"):
+    with pytest.raises(
+        ValueError, match="another job: run.dtype is float64 in the stored run and float32 in this job"
+    ):
         opened(done[1], job(done[1], dtype="float32"))
 
 
@@ -183,7 +185,9 @@ def test_more_rounds_need_a_checkpoint(without_checkpoints):
 
 def test_other_job_without_checkpoints(without_checkpoints):
     folder = without_checkpoints
-    expect_refusal(folder, "contains a run of another job: seed is 0 there and 1 here: choose", seed=1)
+    expect_refusal(
+        folder, "contains a run of another job: seed is 0 in the stored run and 1 in this job: choose", seed=1
+    )
     assert not is_done(Folder(folder), config(folder, record=["x"], seed=1))
 
 
@@ -316,7 +320,9 @@ def test_checkpoint_with_settings_of_another_version(without_results, section, k
         resume(folder, [], COMM)
     assert repr(key) in str(e.value)
     if section != "run":
-        with pytest.raises(CollectiveError, match=rf"{section}\.{key} is 7 there and not set here"):
+        with pytest.raises(
+            CollectiveError, match=rf"{section}\.{key} is 7 in the stored run and not set in this job"
+        ):
             run(job(folder), COMM)
 
 
@@ -342,7 +348,9 @@ def test_results_with_settings_of_another_version(without_checkpoints, done):
         stored_settings(algorithm=done[0].config["algorithm"] | {"omega": 7})(file)
     with pytest.raises(ConfigError, match="algorithm has no setting 'omega'"):
         resume(folder, [], COMM)
-    with pytest.raises(CollectiveError, match=r"another job: algorithm\.omega is 7 there and not set here"):
+    with pytest.raises(
+        CollectiveError, match=r"another job: algorithm\.omega is 7 in the stored run and not set in this job"
+    ):
         run(job(folder), COMM)
 
 

@@ -65,4 +65,4 @@ def fresh_rank() -> str:
     spec = find_spec("mpifed.cli.errors")
     errors = module_from_spec(spec)
     spec.loader.exec_module(errors)
-    return errors.rank()
+    return errors.launcher_rank()
