@@ -192,7 +192,7 @@ _PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[
 def catalogue() -> dict[str, dict[str, str]]:
     """Return the first paragraph of the docstring of every object, by group and name."""
     return {
-        name: {member: _summary(member_object) for member, member_object in group.members.items()}
+        name: {member: _summary(obj) for member, obj in group.members.items()}
         for name, group in GROUPS.items()
     }
 
@@ -286,7 +286,7 @@ def _print_rows(rows: list[Row]) -> None:
 
 def _print_group(group: Group) -> None:
     print_table(
-        (group.singular, "description"), ((name, _summary(one)) for name, one in group.members.items())
+        (group.singular, "description"), ((name, _summary(member)) for name, member in group.members.items())
     )
     some = [text for name, obj in group.members.items() if (text := _example_line(group, name, obj))]
     if some:

@@ -165,13 +165,13 @@ def sweep(file, overrides, only_list, part):
     comm = _ranks()
     with collective_errors(comm, ConfigError):
         names = select_part([*variant_tables(file, list(overrides))], part)
-        variants_ = [] if only_list else variants(file, list(overrides))
+        all_runs = [] if only_list else variants(file, list(overrides))
     if only_list:
         echo("\n".join(names)) if comm.rank == 0 else None
         return
-    runs = select_part(variants_, part)
+    runs = select_part(all_runs, part)
     try:
-        outcome = sweep_runs(runs, comm, [one for one in variants_ if one not in runs])
+        outcome = sweep_runs(runs, comm, [variant for variant in all_runs if variant not in runs])
     except (Stopped, KeyboardInterrupt):
         exit_with(EXIT_RESUME)
     if comm.rank == 0:

@@ -261,10 +261,10 @@ def _declared(field) -> dict[str, float]:
     """Return the bounds that a field declares, as "ge", "gt", "le" or "lt" → number."""
     metadata = getattr(getattr(field, "default", None), "metadata", ())
     return {
-        word: getattr(one, word)
-        for one in metadata
+        word: getattr(constraint, word)
+        for constraint in metadata
         for word in ("ge", "gt", "le", "lt")
-        if hasattr(one, word)
+        if hasattr(constraint, word)
     }
 
 

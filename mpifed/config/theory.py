@@ -107,7 +107,7 @@ def _is_theorem(value) -> bool:
 
 
 def _settings_of(value) -> dict[str, Any]:
-    return {key: one for key, one in value.items() if key != "name"} if isinstance(value, dict) else {}
+    return {key: entry for key, entry in value.items() if key != "name"} if isinstance(value, dict) else {}
 
 
 def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:

@@ -136,9 +136,9 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
             names = [
-                variant_.name
-                for variant_ in (*runs, *others)
-                if is_done(Folder(variant_.config.run.out), variant_.config)
+                variant.name
+                for variant in (*runs, *others)
+                if is_done(Folder(variant.config.run.out), variant.config)
             ]
     outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
     for number, variant in enumerate(runs, 1):
