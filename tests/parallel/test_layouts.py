@@ -50,7 +50,7 @@ def forced(monkeypatch):
             return Placement(problem.clients, comm.size)
         return Placement.balanced(np.array(COSTS), comm.size)
 
-    monkeypatch.setattr("mpifed.simulation.simulation.place", place)
+    monkeypatch.setattr("mpifed.simulation.simulation.place_clients", place_clients)
 
 
 def bits(result) -> np.ndarray:

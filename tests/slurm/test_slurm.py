@@ -222,9 +222,7 @@ def test_preemption(tmp_path):
     for job in jobs:
         state, code, log = job.end()
         assert (state, code) == ("COMPLETED", 0), log
-        assert (
-            "requeued after exit code 85" in log and "continuing runs/saddle from round" in log
-        ), log
+        assert "requeued after exit code 85" in log and "continuing runs/saddle from round" in log, log
         np.testing.assert_array_equal(
             point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
         )

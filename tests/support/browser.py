@@ -84,7 +84,7 @@ class Browser:
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self) -> list[dict]:
-        """Errors of scripts and of the page."""
+        """Return errors and messages of scripts and of the page."""
         methods = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [event for event in self.events if event["method"] in methods]
 
