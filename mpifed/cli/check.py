@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch.utils._pytree import tree_leaves
 
 from mpifed.algorithms import MFCGD, LocalDualExtrapolation, LocalSGDA
 from mpifed.base.console import Console
-from mpifed.base.errors import ConfigError, ContractError
+from mpifed.base.errors import ConfigError, ContractError, user_code_errors
 from mpifed.base.settings import problem_settings
 from mpifed.cli import check_numerics as numerics
 from mpifed.cli.catalogue import example
@@ -42,6 +41,7 @@ from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML
+from mpifed.running.result import Result
 from mpifed.running.run import resume, run
 from mpifed.simulation.evaluation import expect_metrics
 from mpifed.simulation.setup import default_dtype
@@ -85,31 +85,26 @@ class Report:
 
     def __init__(self, file: str | None, printed: bool):
         self.file, self.sound = file and os.path.abspath(file), True
-        self._console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not printed)
-
-    def print(self, text: str) -> None:
-        self._console.print(text)
+        self.print = Console(highlight=False, markup=False, soft_wrap=True, quiet=not printed).print
 
     def run(self, checks: Iterable[Check], *arguments) -> bool:
         """Run checks, print the outcomes, and return whether no check of the report has failed.
 
-        Functions are called with ``arguments``; if the statement ends with ``{dtype}``, once per dtype with
-        its name as the last argument.
+        Functions are called with ``arguments`` and, if the statement ends with ``{dtype}``, the name of a
+        dtype, for each dtype until the statement does not hold.
         """
-        rows = [
-            (statement.format(dtype=dtype), partial(test, *arguments, *([dtype] if dtype else [])))
-            for statement, test in checks
-            for dtype in (DTYPES if "{dtype}" in statement else [None])
-        ]
-        for statement, test in rows:
-            outcome, reason = "holds", ""
-            try:
-                test()
-            except NotChecked as error:
-                outcome, reason = "not checked", f": {error}"
-            except Exception as error:  # user code may raise anything
-                outcome, reason, self.sound = "FAILS", f": {self._reason(error)}", False
-            self.print(f"{outcome:<13}" + f"{statement}{reason}".replace("\n", "\n" + " " * 13))
+        for statement, test in checks:
+            for dtype in DTYPES if "{dtype}" in statement else [None]:
+                outcome, reason, shown = "holds", "", statement.format(dtype=dtype)
+                try:
+                    test(*arguments, *([dtype] if dtype else []))
+                except NotChecked as error:
+                    outcome, reason, shown = "not checked", f": {error}", statement.removesuffix(", {dtype}")
+                except Exception as error:  # user code may raise anything
+                    outcome, reason, self.sound = "FAILS", f": {self._reason(error)}", False
+                self.print(f"{outcome:<13}" + f"{shown}{reason}".replace("\n", "\n" + " " * 13))
+                if outcome != "holds":  # most probably in any dtype
+                    break
         return self.sound
 
     def _reason(self, error: Exception) -> str:
@@ -138,11 +133,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
     subject = _construct(name, table)
     method = isinstance(subject, Algorithm)
     kind = "method" if method else "problem"
-    try:
-        file = inspect.getsourcefile(type(subject))
-    except TypeError:
-        file = None
-    report = Report(file, printed=comm.rank == 0)
+    report = Report(inspect.getsourcefile(type(subject)), printed=comm.rank == 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if comm.rank == 0:
@@ -159,7 +150,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
             if not sound[0]:
                 raise NotChecked("a check in one process failed")
             pair = (subject, _runnable(subject)[0]) if method else (METHODS[subject.family], subject)
-            _same(result(*pair, comm), result(*pair))
+            _same(_run(*pair, comm), _run(*pair), "the results")
 
         if comm.size > 1:
             report.run([(f"{comm.size} ranks give bitwise the same result as one rank", on_ranks)])
@@ -180,19 +171,29 @@ def _construct(name: str, settings: dict):
 # Short runs
 
 
-class _Rows:
-    """Client k has 3 + k rows of three features, one target and two couplings."""
+@problem_settings
+class _LeastSquares(Minimisation):
+    """Least squares in x. Client k has 3 + k rows of three features, one target and two couplings."""
+
+    clients: int = 5
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (3,)})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         rows = torch.from_numpy(generator(0, "check rows", client).standard_normal((3 + client, 6)))
         return rows[:, :3], rows[:, 3], rows[:, 4:]
 
+    def loss(self, x, batch):
+        return ((batch[0] @ x["x"] - batch[1]) ** 2).mean() / 2
+
 
 @problem_settings
-class _Coupled(_Rows, Minimax):
+class _Coupled(Minimax):
     """Least squares in x, coupled with y: strongly convex in x, strongly concave in y."""
 
-    clients: int = Field(default=5, ge=1, description="number of clients")
+    clients: int = 5
+    client_data = _LeastSquares.client_data  # type: ignore[assignment]
 
     def variables(self) -> Blocks:
         return Blocks(x={"x": (3,)}, y={"y": (2,)})
@@ -201,19 +202,6 @@ class _Coupled(_Rows, Minimax):
         features, targets, couplings = batch
         score, regular = features @ x["x"], (x["x"] ** 2).sum() - (y["y"] ** 2).sum()
         return ((score - targets) ** 2 / 2 + score * (couplings @ y["y"])).mean() + regular / 2
-
-
-@problem_settings
-class _LeastSquares(_Rows, Minimisation):
-    """Least squares in x, without a block y."""
-
-    clients: int = Field(default=5, ge=1, description="number of clients")
-
-    def variables(self) -> Blocks:
-        return Blocks(x={"x": (3,)})
-
-    def loss(self, x, batch):
-        return ((batch[0] @ x["x"] - batch[1]) ** 2).mean() / 2
 
 
 def problems_for(method: Algorithm) -> dict[str, Problem]:
@@ -246,23 +234,20 @@ def _simulation(method: Algorithm, problem: Problem, **settings) -> Simulation:
         return Simulation.from_settings(_config(method, problem, "unused", **settings), SerialComm())
 
 
-def result(method: Algorithm, problem: Problem, comm: SerialComm | None = None, **settings) -> torch.Tensor:
-    """Return the final point of a short run, ``[d]``, all blocks concatenated. Collective.
-
-    Warnings of the run are not printed, because the checks report their causes.
-    """
+def _run(method: Algorithm, problem: Problem, comm: SerialComm | None = None, **settings) -> Result:
+    """Carry out a short job without its warnings, because the checks report their causes. Collective."""
     comm = comm or SerialComm()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         done = run(_config(method, problem, broadcast_text(comm, folder), **settings), comm)
         comm.barrier()
-    return _point(done)
+    return done
 
 
-def _point(done) -> torch.Tensor:
-    return torch.cat(list(done.point.values()))
+def _same(one: Result, other: Result, what: str, tolerance: float = 0.0) -> None:
+    _expect_equal(*(torch.cat(list(done.point.values())) for done in (one, other)), what, tolerance)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor, what: str = "the results", tolerance: float = 0.0) -> None:
+def _expect_equal(one: torch.Tensor, other: torch.Tensor, what: str, tolerance: float) -> None:
     """Raise an AssertionError if two tensors differ by more than ``tolerance`` times max(1, ‖other‖∞)."""
     difference = float((one - other).abs().max())
     if not difference <= tolerance * max(1.0, float(other.abs().max())):
@@ -278,9 +263,9 @@ def _groups(tolerance: float, method: Algorithm, problem: Problem, dtype: str) -
     if reason := _simulation(method, problem, group="all", dtype=dtype).rounds.choice.note:
         # The run would loop. The author of analytic derivatives can remove the cause.
         raise (AssertionError if is_analytic(problem) else NotChecked)(reason)
-    first, *others = (result(method, problem, group=group, dtype=dtype) for group in GROUPS)
+    first, *others = (_run(method, problem, group=group, dtype=dtype) for group in GROUPS)
     if dtype == "float64":
-        looped = result(method, problem, dtype=dtype)
+        looped = _run(method, problem, dtype=dtype)
         _same(first, looped, "the results of vectorised and of looped clients", tolerance)
     for group, other in zip(GROUPS[1:], others):
         _same(other, first, f"the results of groups of {group} and of {GROUPS[0]}")
@@ -293,15 +278,17 @@ def _check_method(method: Algorithm, report: Report) -> None:
     """Run the checks of a method in one process."""
     problem, refusals = _runnable(method)
 
-    def rounds(name: str, one: Problem, dtype: str) -> None:
+    def rounds(name: str, one: Problem, dtype: str = "") -> None:
         if name in refusals:
             raise (NotChecked if problem else ContractError)(refusals[name])
-        result(method, one, dtype=dtype)
+        _run(method, one, dtype=dtype)
 
-    problems = problems_for(method).items()
     runs = [
-        (f"{ROUNDS} rounds on {name} stay finite, {{dtype}}", partial(rounds, name, one))
-        for name, one in problems
+        (
+            f"{ROUNDS} rounds on {name} stay finite" + ", {dtype}" * (name not in refusals),
+            partial(rounds, name, one),
+        )
+        for name, one in problems_for(method).items()
     ]
     if report.run(runs):
         report.run(METHOD_CHECKS, method, problem)
@@ -322,7 +309,7 @@ def _runnable(method: Algorithm) -> tuple[Problem | None, dict[str, str]]:
 def _partial(method: Algorithm, problem: Problem) -> None:
     if not method.partial_participation:
         raise NotChecked("the method needs every client in every round")
-    result(method, problem, participation={"cohort": COHORT, "weights": "samples"})
+    _run(method, problem, participation={"cohort": COHORT, "weights": "samples"})
 
 
 def _feasible(method: Algorithm, problem: Problem) -> None:
@@ -335,22 +322,16 @@ def _feasible(method: Algorithm, problem: Problem) -> None:
     problem.sets = Sets(**dict.fromkeys(sizes, Ball(RADIUS, center=1.0)))
     # At 0 the gradients of some problems vanish.
     problem.initial = lambda rng: {block: torch.ones(size) for block, size in sizes.items()}  # type: ignore[method-assign]
-    simulation = _simulation(method, problem)
-    simulation.start()
-    for _ in range(ROUNDS):
-        simulation.step()
-        for point in (simulation.shared, simulation.output):
-            simulation.evaluate(point)
-    if simulation.infeasible:
+    if reason := _run(method, problem, eval_every=1).infeasible:
         raise AssertionError(
-            f"{simulation.infeasible}: project new points with x = oracle.sets.x(x - eta * g) in client "
-            "functions and shared.x = now.sets.x(...) in server functions, or set constrained = False to "
-            "refuse problems with sets"
+            f"{reason}: project new points with x = oracle.sets.x(x - eta * g) in client functions and "
+            "shared.x = now.sets.x(...) in server functions, or set constrained = False to refuse problems "
+            "with sets"
         )
 
 
 def _repeated(method: Algorithm, problem: Problem) -> None:
-    _same(result(method, problem), result(method, problem))
+    _same(_run(method, problem), _run(method, problem), "the results")
 
 
 def _resumed(method: Algorithm, problem: Problem) -> None:
@@ -359,7 +340,7 @@ def _resumed(method: Algorithm, problem: Problem) -> None:
         for last in (f"checkpoint-{ROUNDS:08d}.h5", RUN_FILE):  # so that rounds remain to be done
             Path(folder, last).unlink()
         again = resume(folder, comm=SerialComm())
-    _same(_point(again), _point(whole))
+    _same(again, whole, "the results")
 
 
 METHOD_CHECKS: list[Check] = [
@@ -398,16 +379,10 @@ def _check_problem(problem: Problem, report: Report) -> None:
 
 def _valid(case: _Case, dtype: str) -> None:
     expect_constants(case.problem)
-    case.prepared[dtype] = _prepared(case.problem, dtype)
-    with default_dtype(DTYPES[dtype]):
-        check_problem(case.prepared[dtype], dtype=DTYPES[dtype], batch_size=ROWS)
-
-
-def _prepared(problem: Problem, dtype: str) -> Problem:
-    made = copy.deepcopy(problem)
-    with default_dtype(DTYPES[dtype]):
-        made.prepare(0)
-    return made
+    case.prepared[dtype] = problem = copy.deepcopy(case.problem)
+    with default_dtype(DTYPES[dtype]), user_code_errors(type(problem).__name__):
+        problem.prepare(0)
+        check_problem(problem, dtype=DTYPES[dtype], batch_size=ROWS)
 
 
 def _derivatives(name: str, case: _Case) -> None:
@@ -417,14 +392,14 @@ def _derivatives(name: str, case: _Case) -> None:
     elif name == "loss":
         for probe in case.probes():
             numerics.expect_symmetric(probe)
-        raise NotChecked("the problem defines no loss; the derivatives of its gradients are symmetric")
+        raise NotChecked("the problem defines no loss; its gradients have symmetric derivatives")
     else:
         raise NotChecked(f"the problem defines no {name}")
 
 
 def _monotone(case: _Case) -> None:
     if not case.exact.monotone:  # type: ignore[attr-defined]
-        raise NotChecked("the problem does not declare monotone = True")
+        raise NotChecked(f"the problem has monotone = {case.exact.monotone}")
     if _generates(case.exact):
         raise NotChecked("samples are generated, so the expectation of V is unknown")
     numerics.expect_monotone(case.exact)
@@ -446,20 +421,7 @@ def _pure(case: _Case) -> None:
 
 def _values(probe: Probe) -> list[torch.Tensor]:
     """Return copies of all values of all functions."""
-    return [value.clone() for call in probe.calls() for value in tree_leaves(call.function())]
-
-
-def _reproducible(case: _Case) -> None:
-    first, second = case.exact, _prepared(case.problem, "float64")
-    for client in sorted({0, first.clients - 1}):
-        if not _equal(first.client_data(client), second.client_data(client)):
-            raise AssertionError(f"client_data({client}) differs between two copies with the same seed")
-    if not _equal(*(one.initial(generator(0, "initial")).values() for one in (first, second))):
-        raise AssertionError("initial(rng) differs between two generators with the same seed")
-
-
-def _equal(first: Iterable, second: Iterable) -> bool:
-    return all(torch.equal(torch.as_tensor(one), torch.as_tensor(other)) for one, other in zip(first, second))
+    return [value.clone() for _, function, *_ in probe.calls() for value in tree_leaves(function())]
 
 
 def _draws(case: _Case) -> None:
@@ -471,25 +433,13 @@ def _draws(case: _Case) -> None:
         return [np.asarray(array) for array in problem.draw(address(clients, count, of), ROWS) or ()]
 
     for of in samples_of(problem):
-        both = draw([0, last], 3, of)
-        again, part = draw([0, last], 3, of), draw([last], 2, of)
-        if not (_equal(both, again) and _equal([one[1:, :2] for one in both], part)):
+        both, again, part = draw([0, last], 3, of), draw([0, last], 3, of), draw([last], 2, of)
+        pairs = [*zip(both, again), *((one[1:, :2], other) for one, other in zip(both, part))]
+        if not all(np.array_equal(one, other) for one, other in pairs):
             raise AssertionError(
                 "a sample depends on the call, on the other clients or on the number of samples: draw all "
                 "random numbers from `stream`"
             )
-
-
-def _projections(case: _Case) -> None:
-    if not list(case.exact.sets):
-        raise NotChecked("all blocks are unconstrained")
-    rng, sizes = generator(0, "projections"), case.exact.variables().sizes
-    for block in case.exact.sets:
-        project = getattr(case.exact.sets, block)
-        once = project(torch.from_numpy(3 * rng.standard_normal((4, sizes[block]))))
-        # A second projection may change the last digits.
-        if not torch.allclose(once, project(once), rtol=1e-9, atol=1e-12):
-            raise AssertionError(f"the projection of {block!r} moves a projected point")
 
 
 @torch.no_grad()
@@ -510,7 +460,9 @@ def _scores(case: _Case, dtype: str) -> None:
                 raise AssertionError(f"predict(): expected {total} scores, got {len(predictions)}")
             parts = [problem.predict(*named, slice(i, min(i + PART, total))) for i in range(0, total, PART)]
             whole = predictions = predictions.cpu().double()
-            _same(torch.cat(parts).cpu().double(), whole, "the scores of parts and of all rows", tolerance)
+            _expect_equal(
+                torch.cat(parts).cpu().double(), whole, "the scores of parts and of all rows", tolerance
+            )
         metrics = expect_metrics(problem.metrics(*named, predictions))
     if unknown := sorted(set(problem.maximised) - set(metrics)):
         raise AssertionError(
@@ -521,7 +473,14 @@ def _scores(case: _Case, dtype: str) -> None:
 
 
 def _finite(case: _Case, dtype: str) -> None:
-    result(METHODS[case.problem.family], case.problem, dtype=dtype)
+    if reason := _run(METHODS[case.problem.family], case.problem, dtype=dtype, eval_every=1).infeasible:
+        raise AssertionError(
+            f"{reason}: projecting a point twice must give the same point as projecting it once"
+        )
+
+
+def _problem_repeated(case: _Case) -> None:
+    _repeated(METHODS[case.problem.family], case.problem)
 
 
 def _problem_groups(case: _Case, dtype: str) -> None:
@@ -539,10 +498,9 @@ DERIVATIVE_CHECKS: dict[str, list[Check]] = {
 }
 PROBLEM_CHECKS: list[Check] = [
     ("functions depend on their arguments only and do not change them", _pure),
-    ("the same seed prepares the same problem", _reproducible),
     ("a sample depends only on its address", _draws),
-    ("projecting a point twice is projecting it once", _projections),
     ("scores do not depend on the other rows of a call, and metrics are numbers, {dtype}", _scores),
-    (f"{ROUNDS} rounds stay finite, {{dtype}}", _finite),
+    (f"{ROUNDS} rounds stay finite and in the sets, {{dtype}}", _finite),
+    ("a second run with the same seed gives bitwise the same result", _problem_repeated),
     (f"{SAME_IN_GROUPS}, {{dtype}}", _problem_groups),
 ]

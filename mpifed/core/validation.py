@@ -3,60 +3,49 @@
 The shapes and dtypes that a problem's functions return are validated at the starting point. Losses are called
 for one client; analytic derivatives are called for one and for two clients, with one point per client and
 with one point for all. ``mpifed check`` tests whether derivatives are correct. Messages that are not filled
-and writes to read-only records are reported in the first rounds.
+and writes to read-only records are reported in the first rounds. Errors that Python or torch explain are not
+validated here.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 
-from mpifed.base.errors import ContractError, hint, message_of, short_repr, user_code_errors, user_frames
+from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.numerics import all_finite, first_non_finite
-from mpifed.core.oracle import EVALUATIONS, ORACLES
 from mpifed.core.problem import Problem, as_family, defines, starting_point
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, State, Stored, WithinRound
-from mpifed.core.sampling import Sampler
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
 
 __all__ = [
+    "Probe",
     "address",
     "called",
     "check_method",
     "check_problem",
-    "expect_finite",
     "expect_mirror",
     "expect_nothing",
     "expect_unchanged",
-    "minibatch",
-    "non_finite",
     "samples_of",
 ]
 
-#: Record → the types of fields that it cannot have, with the reason.
-MISPLACED: dict[str, dict[type, str]] = {
-    "shared": {WithinRound: "within_round() is for `client`", Stored: "stored() is for `message`"},
-    "client": {
-        NotSent: "client state is never sent",
-        Stored: "stored() is for `message`",
-        Adaptive: "adaptive() is for `shared`",
-    },
-    "message": {WithinRound: "within_round() is for `client`", Adaptive: "adaptive() is for `shared`"},
+#: Type of a field → the records that may have such fields.
+RECORDS = {
+    NotSent: ("shared", "message"),
+    WithinRound: ("client",),
+    Stored: ("message",),
+    Adaptive: ("shared",),
 }
 #: Family → the blocks whose averages a method may return.
 BLOCKS = {"minimax": ("x", "y"), "minimisation": ("x",), "operator": ("z",), "composition": ("x",)}
-CLIENT, SERVER = ("now", "shared", "client", "message", "oracle"), ("now", "shared", "mean")
 
 
 def called(function: Callable) -> str:
@@ -95,187 +84,201 @@ def check_method(method: Algorithm) -> None:
     Raises:
         ContractError: one line per error; an exception in the method's ``phases`` has its traceback.
     """
-    for stage in (_declarations, _phases, _adaptive, _averages):
+    for stage in (_records, _phases, _shared):
         errors = [f"{title(method)}{error}" for error in stage(method)]
         if errors:
             raise ContractError("\n".join(dict.fromkeys(errors)))  # repeated phases are reported once
 
 
-def _read(method: Algorithm, name: str, *default):
+def _read(method: Algorithm, name: str):
     """Return an attribute, which may be a user-defined property."""
     try:
         with user_code_errors(f"{title(method)}.{name}"):
-            return getattr(method, name, *default)
+            return getattr(method, name)
     except ValueError as error:
         raise ContractError(message_of(error)) from None
 
 
-def _declarations(method: Algorithm) -> Iterator[str]:
-    for record in ("shared", "client"):
-        got = _read(method, record, None)
-        if isinstance(got, Record):
-            yield from _misplaced(record, record, got)
+def _records(method: Algorithm) -> Iterator[str]:
+    for name in ("shared", "client"):
+        record = _read(method, name)
+        if isinstance(record, Record):
+            yield from _misplaced(name, record)
         else:
-            yield f".{record} must be a Record, got {'nothing' if got is None else repr(got)}"
-    count = getattr(method, method.steps, None) if isinstance(method.steps, str) else None
-    if method.steps and (not isinstance(count, int) or isinstance(count, bool)):
+            yield f".{name} must be a Record, got {short_repr(record)}"
+    if method.steps and type(getattr(method, method.steps, None)) is not int:
         yield f".steps = {method.steps!r} must name the integer hyperparameter that counts local steps"
-    yield from _signature(method.initialize, ("shared",))
-    if type(method).phases is Algorithm.phases:
-        if not callable(getattr(method, "client_round", None)):
-            yield f" needs client_round({', '.join(CLIENT)}), or `phases`"
-        if _read(method, "message", None) is None:
-            yield " needs a Record `message`, or `phases`"
 
 
-def _misplaced(what: str, place: str, record: Record) -> Iterator[str]:
-    for kind, why in MISPLACED[place].items():
-        for field in record.fields_of_type(kind):
-            yield f": {what}.{field} cannot be {record.fields[field]!r}: {why}"
+def _misplaced(name: str, record: Record) -> Iterator[str]:
+    for kind, records in RECORDS.items():
+        for field in record.fields_of_type(kind) if name not in records else ():
+            yield f": {name}.{field} cannot be {record.fields[field]!r}, which is for {' and '.join(records)}"
 
 
 def _phases(method: Algorithm) -> Iterator[str]:
     for name in ("start", "phases"):
         phases = _read(method, name)
-        if not isinstance(phases, tuple | list):
-            property = ": @property is missing" if isinstance(phases, MethodType) else ""
-            yield f".{name} must be a tuple of Phase(...), got a {type(phases).__name__}{property}"
+        correct = isinstance(phases, tuple | list) and all(isinstance(phase, Phase) for phase in phases)
+        if not correct or (name == "phases" and not phases):
+            yield f".{name} must be a tuple of Phase(client_function, message, ...), got {short_repr(phases)}"
             continue
-        if name == "phases" and not phases:
-            yield ".phases is empty: a round needs a phase"
-        for number, phase in enumerate(phases):
-            yield from _phase(method, phase)
-            if getattr(phase, "new_cohort", False) and (number == 0 or name == "start"):
-                why = "all clients participate in it" if name == "start" else "it has the cohort of the round"
-                yield f".{name}[{number}] cannot have new_cohort = True: {why}"
+        for phase in phases:
+            if isinstance(phase.message, Record) and phase.message.fields:
+                yield from _misplaced("message", phase.message)
+            else:
+                got = short_repr(phase.message)
+                yield f": phase {phase.name!r} needs a message, a Record with at least one field, got {got}"
 
 
-def _phase(method: Algorithm, phase: Phase) -> Iterator[str]:
-    if not isinstance(phase, Phase):
-        yield f": a phase is Phase(client_function, message, server_function), got {phase!r}"
-        return
-    if not callable(phase.client):
-        yield f": the client function of a phase must be callable, got {phase.client!r}"
-        return
-    if phase.server is not None and not callable(phase.server):
-        yield f": the server function of phase {phase.name!r} must be callable, got {phase.server!r}"
-        return
-    yield from _signature(phase.client, CLIENT)
-    if not isinstance(phase.message, Record) or not phase.message.fields:
-        yield f": phase {phase.name!r} needs a message, a Record with a field, got {phase.message!r}"
-        return
-    yield from _misplaced(f"in phase {phase.name!r}, message", "message", phase.message)
-    if phase.server is not None:
-        yield from _signature(phase.server, SERVER)
-        return
-    used = {*method.shared.fields, *(field.of for field in method.shared.fields_of_type(Adaptive).values())}
-    for field in phase.message.fields:
-        if field not in used:
-            yield (
-                f": phase {phase.name!r} has no server function, so its averages replace the fields of "
-                f"`shared` of the same names, but there is no {field!r} (it has "
-                f"{', '.join(method.shared.fields)})"
-            )
-
-
-def _signature(function: Callable, arguments: tuple[str, ...]) -> Iterator[str]:
-    """Report a function that cannot be called with ``arguments`` or takes them in another order."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # not written in Python
-        return
-    try:
-        bound = signature.bind(*arguments).arguments
-    except TypeError:
-        bound = {}
-    swapped = any(name != value for name, value in bound.items() if name in arguments and value in arguments)
-    if not bound or swapped:
-        name = called(function).rpartition(".")[2]
-        yield f": {name} must take ({', '.join(arguments)}), got {name}{signature}"
-
-
-def _adaptive(method: Algorithm) -> Iterator[str]:
-    matrix = getattr(method, "matrix", None)
-    for field, kind in method.shared.fields_of_type(Adaptive).items():
-        carriers = [phase.message.fields for phase in method.phases if kind.of in phase.message.fields]
-        if not all(hasattr(matrix, name) for name in ("fields", "shape", "adapts", "set_reference")):
-            got = "nothing" if matrix is None else repr(matrix)
-            yield f".{field} is adaptive, so it needs a hyperparameter `matrix: Matrix`, got {got}"
-        if not carriers:
-            options = ", ".join(sorted({name for phase in method.phases for name in phase.message.fields}))
-            yield (
-                f".{field} is computed from the average of {kind.of!r}, which no message of a round contains "
-                f"(options: {options})"
-            )
-        elif kind.block not in carriers[0] and kind.block not in method.shared.fields:
-            yield (
-                f".{field} is the matrix of {kind.block!r}, which is not a field of `shared` or of the "
-                f"message with {kind.of!r}"
-            )
-
-
-def _averages(method: Algorithm) -> Iterator[str]:
-    averages, fields = method.averages, method.shared.fields
-    if not isinstance(averages, dict):
-        yield f".averages must be a dictionary, block: field of `shared`, got {averages!r}"
-        return
-    blocks = BLOCKS.get(method.family, ())
-    if averages and set(averages) != set(blocks):
+def _shared(method: Algorithm) -> Iterator[str]:
+    """Check that averages are used, and how adaptive matrices and averages of iterates are declared."""
+    fields, adaptive = method.shared.fields, method.shared.fields_of_type(Adaptive)
+    messages = [phase.message.fields for phase in method.phases]
+    used = {*fields, *(matrix.of for matrix in adaptive.values())}
+    for phase in (*method.start, *method.phases):
+        for field in phase.message.fields if phase.server is None else ():
+            if field not in used:
+                yield (
+                    f": phase {phase.name!r} has no server function, so its averages replace the fields of "
+                    f"`shared` of the same names, but there is no {field!r} (it has {', '.join(fields)})"
+                )
+    for field, matrix in adaptive.items():
+        if not hasattr(rule := getattr(method, "matrix", None), "adapts"):
+            yield f".{field} is adaptive, so it needs a hyperparameter `matrix: Matrix`, got {rule!r}"
+        carrier = next((message for message in messages if matrix.of in message), None)
+        if carrier is None:
+            options = ", ".join(sorted({name for message in messages for name in message}))
+            yield f".{field} is computed from the average of {matrix.of!r}, which no message has: {options}"
+        elif matrix.block not in {*carrier, *fields}:
+            yield f".{field} is the matrix of {matrix.block!r}, which is no field of `shared` or that message"
+    averages, blocks = method.averages, BLOCKS.get(method.family, ())
+    if averages and {*averages} != {*blocks}:
         yield f".averages must name the blocks {', '.join(blocks)}, got {', '.join(map(str, averages))}"
+        return
     for block, field in averages.items():
-        if field not in fields:
-            yield f".averages: there is no field {field!r} in `shared` (it has {', '.join(fields)})"
-        elif getattr(fields[field], "type", fields[field]) != block:
-            yield f".averages: shared.{field} has the shape of {fields[field]!r}, expected that of {block!r}"
+        kind = fields.get(field)
+        if getattr(kind, "type", kind) != block:
+            got = f"it is {kind!r}" if field in fields else "there is no such field"
+            yield f".averages: expected shared.{field} with the shape of {block!r}, but {got}"
 
 
-#: Maximum number of rows of a client's data on which functions are evaluated.
+#: Maximum number of rows of a client's data on which functions are evaluated at the start.
 ROWS = 2
 #: Number of samples that are drawn; differs from the number of clients, so that swapped axes are found.
 COUNT = 3
-#: Family → the functions that a problem must define, with alternatives.
-FUNCTIONS: dict[str, list[tuple[str, ...]]] = {
-    "minimax": [("loss", "gradients")],
-    "operator": [("operator",)],
-    "composition": [("inner",), ("outer", "outer_gradient")],
+#: Family → functions of a problem, and the function of a composition whose samples they get.
+FUNCTIONS: dict[str, dict[str, str]] = {
+    "minimax": {"loss": "", "gradients": ""},
+    "operator": {"operator": ""},
+    "composition": {"inner": "g", "jacobian": "g", "outer": "f", "outer_gradient": "f"},
 }
+#: Functions that a problem must define, unless it defines the alternative.
+REQUIRED = {"loss": "gradients", "operator": "", "inner": "", "outer": "outer_gradient"}
+#: Functions of one client.
+SINGLE = ("loss", "inner", "outer")
 
 
 def samples_of(problem: Problem) -> tuple[str, ...]:
     """Return the values of ``stream.of`` for which a problem draws samples."""
-    return ("g", "f") if problem.family == "composition" else ("",)
+    return tuple(dict.fromkeys(FUNCTIONS[problem.family].values()))
 
 
-def address(clients: Sequence[int], count: int, of: str, round: int = 1) -> Stream:
+def address(clients: Sequence[int], count: int, of: str) -> Stream:
     """Return a stream for the samples of a check; ``of`` is one of :func:`samples_of`."""
-    stream = Stream(0, "check", clients, round, count)
+    stream = Stream(0, "check", clients, 1, count)
     stream.of = of
     return stream
 
 
-def minibatch(
-    problem: Problem, clients: Sequence[int], size: int, dtype, device="cpu", of: str = "", round: int = 1
-) -> tuple[torch.Tensor, ...]:
-    """Return one sample per client, tensors ``[C, rows, ...]``.
+#: Name of a function, a call of it, the shapes of the returned tensors by name, and a description of the
+#: arguments; "" for functions of one client.
+Call = tuple[str, Callable[[], Any], dict[str, list[int]], str]
 
-    For a problem with data these are the first rows that all of the clients have.
+
+class Probe:
+    """Calls the functions of a problem at one point, on one minibatch per client.
 
     Args:
-        size: maximum number of rows; 0 for all rows, or for the full batch of a problem that draws samples.
-        of: one of :func:`samples_of`.
-        round: round of the address of samples that are drawn.
+        problem: a prepared problem.
+        clients: numbers of the clients, ``[C]``.
+        point: flat vectors ``[d]``, one per block.
+        size: maximum number of rows of a minibatch; 0 for all rows, or for the full batch of a problem that
+            draws samples.
+
+    Attributes:
+        batches: one of :func:`samples_of` → columns ``[C, b, ...]``. For a problem with data, these are the
+            first rows that all of the clients have.
     """
-    exact = None if size else problem.full_batch(clients[0])
-    drawn = problem.draw(address(clients, 1, of, round), size) if exact is None else None
-    if drawn is not None:
-        columns = tuple(torch.from_numpy(np.ascontiguousarray(array))[:, 0] for array in drawn)
-    else:
-        full = problem.client_data if exact is None else problem.full_batch
-        parts = [tuple(map(torch.as_tensor, full(client) or ())) for client in clients]
-        rows = min((len(column) for part in parts for column in part), default=0)
-        rows = min(rows, size) if size else rows
-        columns = tuple(torch.stack([own[:rows] for own in column]) for column in zip(*parts))
-    return tuple(column.to(device, dtype if column.is_floating_point() else None) for column in columns)
+
+    def __init__(
+        self, problem: Any, clients: Sequence[int], point: list[torch.Tensor], size: int, device="cpu"
+    ):
+        self.problem, self.clients, self.point, self.blocks = problem, clients, point, problem.variables()
+        self.batches = {of: self._minibatch(of, size, device) for of in samples_of(problem)}
+
+    def _minibatch(self, of: str, size: int, device) -> tuple[torch.Tensor, ...]:
+        problem, clients, dtype = self.problem, self.clients, self.point[0].dtype
+        full = None if size else problem.full_batch(clients[0])
+        drawn = problem.draw(address(clients, 1, of), size) if full is None else None
+        if drawn is not None:
+            columns = [torch.from_numpy(np.ascontiguousarray(array))[:, 0] for array in drawn]
+        else:
+            function = problem.client_data if full is None else problem.full_batch
+            parts = [tuple(map(torch.as_tensor, function(client) or ())) for client in clients]
+            rows = min((len(column) for part in parts for column in part), default=0)
+            rows = min(rows, size) if size else rows
+            columns = [torch.stack([own[:rows] for own in column]) for column in zip(*parts)]
+        return tuple(column.to(device, dtype if column.is_floating_point() else None) for column in columns)
+
+    @cached_property
+    def u(self) -> torch.Tensor:
+        """The inner value of the first client of a composition, ``[p]``."""
+        return self.single("inner", *self.point).detach().to(self.point[0].dtype)
+
+    def single(self, name: str, *point: Any) -> torch.Tensor:
+        """Call a function of the first client, such as "loss", at flat vectors ``[d]``."""
+        if name != "outer":
+            point = tuple(self.blocks.unflatten(block, flat) for block, flat in zip(self.blocks, point))
+        return getattr(self.problem, name)(*point, tuple(column[0] for column in self._batch(name)))
+
+    def several(self, name: str, *point: torch.Tensor, count: int = 1) -> Any:
+        """Call an analytic function of ``count`` clients, such as "gradients", at blocks of any layout."""
+        return getattr(self.problem, name)(*point, tuple(column[:count] for column in self._batch(name)))
+
+    def _batch(self, name: str) -> tuple[torch.Tensor, ...]:
+        return self.batches[FUNCTIONS[self.problem.family][name]]
+
+    def calls(self, count: int = 1, shared: bool = False) -> Iterator[Call]:
+        """Yield calls of the functions that a problem defines or must define.
+
+        Functions of one client are called with ``count`` = 1 and ``shared`` = ``False`` only.
+
+        Args:
+            count: number of clients for which analytic functions are called.
+            shared: whether points are ``[d]``, shared by the clients, or ``[C, d]``.
+        """
+        sizes, p = [len(flat) for flat in self.point], getattr(self.problem, "inner_size", 0)
+        shapes: dict[str, dict[str, list[int]]] = {
+            "loss": {"": []},
+            "gradients": {f"g{block}": [count, size] for block, size in zip(self.blocks, sizes)},
+            "operator": {"": [count, *sizes]},
+            "inner": {"": [p]},
+            "jacobian": {"u": [count, p], "J": [count, p, *sizes]},
+            "outer": {"": []},
+            "outer_gradient": {"": [count, p]},
+        }
+        for name in FUNCTIONS[self.problem.family]:
+            is_required = name in REQUIRED and not defines(self.problem, REQUIRED[name])
+            point = [self.u] if name.startswith("outer") else self.point
+            if name in SINGLE and count == 1 and not shared and (defines(self.problem, name) or is_required):
+                yield name, partial(self.single, name, *point), shapes[name], ""
+            elif name not in SINGLE and (defines(self.problem, name) or is_required):
+                if not shared or name == "outer_gradient":
+                    point = [flat.expand(count, -1).clone() for flat in point]
+                where = f" for {count} client{'s' * (count > 1)} at a point of shape "
+                where += ", ".join(str(list(flat.shape)) for flat in point)
+                yield name, partial(self.several, name, *point, count=count), shapes[name], where
 
 
 def check_problem(
@@ -296,77 +299,53 @@ def check_problem(
         weights: weights of the clients, "uniform" or "samples".
 
     Raises:
-        ContractError: one line per error, or an exception that a function has raised, with its traceback.
+        ContractError: one line per error. Exceptions of the problem's functions are not caught.
     """
     clients = [0, min(1, problem.clients - 1)]
     stages: tuple[Callable[[], Iterable[str]], ...] = (
-        lambda: [*_functions(problem), *_phi(problem, algorithm), *_blocks(problem, algorithm)],
+        lambda: [*_blocks(problem), *_sets(problem, algorithm)],
         lambda: _initial(problem),
         lambda: _samples(problem, algorithm, clients, batch_size, weights),
         lambda: _values(problem, clients, dtype, device, batch_size),
     )
-    name = type(problem).__name__
     for stage in stages:
-        try:
-            errors = list(stage())
-        except Exception as error:  # user code may raise anything
-            lines = user_frames(error)
-            if isinstance(error, ContractError) or (isinstance(error, ValueError | OSError) and not lines):
-                raise
-            raised = f"{type(error).__name__}: {error}{hint(error)}"
-            raise ContractError(f"{name} fails at its starting point: {raised}\n{lines}".rstrip()) from None
-        if errors:
-            raise ContractError("\n".join(f"{name}: {error}" for error in errors))
+        if errors := list(stage()):
+            raise ContractError("\n".join(f"{type(problem).__name__}: {error}" for error in errors))
 
 
-def _functions(problem: Problem) -> Iterator[str]:
-    for options in FUNCTIONS[problem.family]:
-        if not any(defines(problem, name) for name in options):
-            yield f"it must define {' or '.join(f'{name}()' for name in options)}"
-    if problem.test_rows and not defines(problem, "predict"):
-        yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
-
-
-def _phi(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
-    phi = getattr(problem, "phi", None)
-    if problem.family == "operator":
-        if not isinstance(phi, Zero) and algorithm is not None and not algorithm.composite:
-            name = title(algorithm)
-            yield f"{name} would ignore its convex part φ = {phi}: it needs a method with composite = True"
-    elif isinstance(phi, tuple(PROXIMALS.values())) and not isinstance(phi, Zero):
-        yield f"a {problem.family} problem has no convex part, got phi = {phi}: use sets, or an Operator"
-
-
-def _blocks(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
-    if not defines(problem, "variables"):
-        yield "it must define variables(), the names and shapes of its blocks"
-        return
+def _blocks(problem: Problem) -> Iterator[str]:
     blocks = problem.variables()
-    if not isinstance(blocks, Blocks):
-        yield f"variables() must return Blocks(...), got {type(blocks).__name__}"
+    if not isinstance(blocks, Blocks) or tuple(blocks) not in problem.layouts:
+        layouts = " or ".join(f"Blocks({'=..., '.join(layout)}=...)" for layout in problem.layouts)
+        yield f"variables() must return {layouts}, got {short_repr(blocks)}"
         return
-    if tuple(blocks) not in problem.layouts:
-        layouts = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
-        yield f"variables() has the blocks ({', '.join(blocks)}), expected {layouts}"
     for block, size in blocks.sizes.items():
         if not size:
             yield f"block {block!r} of variables() has no elements: leave it out"
         for name in blocks[block]:  # the name of a dataset in the results file
             if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", "."):
                 yield f"variables() has a parameter {short_repr(name)} in {block!r}: expected text without /"
-    x = blocks.get("x", {})
     for name, shape in problem.network.items():
-        if x.get(name) != tuple(shape):
-            found = f"has the shape {list(x[name])}" if name in x else f"has no {name!r}: {suggest(name, x)}"
-            yield f"network has {name!r} of shape {list(shape)}, but block x of variables() {found}"
+        if (found := blocks.get("x", {}).get(name)) != tuple(shape):
+            yield f"network has {name!r} of shape {tuple(shape)}, but in block x of variables() it is {found}"
+    if problem.test_rows and not defines(problem, "predict"):
+        yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
+
+
+def _sets(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
+    """Check that the method supports the sets and the convex part, which it would ignore otherwise."""
+    phi, blocks, name = getattr(problem, "phi", None), problem.variables(), algorithm and title(algorithm)
+    if problem.family != "operator":
+        if isinstance(phi, tuple(PROXIMALS.values())) and not isinstance(phi, Zero):
+            yield f"a {problem.family} problem has no convex part, got phi = {phi}: use sets, or an Operator"
+    elif not isinstance(phi, Zero) and algorithm is not None and not algorithm.composite:
+        yield f"{name} would ignore its convex part φ = {phi}: it needs a method with composite = True"
     for block in problem.sets:
         if block not in blocks:
             yield f"sets has a set for {block!r}, which is not a block: {suggest(block, blocks)}"
         elif algorithm is not None and not algorithm.constrained:
-            name = title(algorithm)
             yield f"{name} would ignore its set of {block}: it needs a method with constrained = True"
         elif problem.family == "operator" and algorithm is not None and algorithm.composite:
-            name = title(algorithm)
             yield f"{name} takes the set of {block} as φ: expected phi = Indicator(set=...) and no sets"
 
 
@@ -378,14 +357,8 @@ def _initial(problem: Problem) -> Iterator[str]:
     for block, value in start.items():
         if block not in sizes:
             yield f"initial() has {block!r}, which is not a block: {suggest(block, sizes)}"
-            continue
-        try:
-            tensor = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError):
-            yield f"initial() returns a {type(value).__name__} for block {block!r}, expected a tensor"
-            continue
-        shape = list(tensor.shape)
-        if tensor.numel() != sizes[block]:
+        elif (tensor := torch.as_tensor(value)).numel() != sizes[block]:
+            shape = list(tensor.shape)
             yield f"initial() returns shape {shape} for block {block!r}, expected {sizes[block]} elements"
         elif not torch.isfinite(tensor).all():
             yield f"initial() returns values for block {block!r} that are not finite"
@@ -399,49 +372,45 @@ def _samples(
     full = [problem.full_batch(client) for client in clients]
     size = batch_size or int(full[0] is not None)  # a full batch is not drawn
     drawn = {of: problem.draw(address(clients, COUNT, of), size) for of in samples_of(problem)}
-    draws = any(arrays is not None for arrays in drawn.values())
-    if draws and len(held[0]):
-        yield "it defines both client_data() and draw(): expected one of them"
-    elif full[0] is not None and not draws:
-        yield "it defines full_batch() without draw(): rows of data belong in client_data()"
-    elif not draws:
-        yield from _rows("client_data", held, clients)
-    else:
-        if weights == "samples" and type(problem).client_size is Problem.client_size:
-            yield (
-                'weights = "samples" needs the number of samples per client, but draw() generates them: set '
-                'weights = "uniform", or define client_size(client)'
-            )
+    if all(arrays is None for arrays in drawn.values()):
         if full[0] is not None:
-            yield from _rows("full_batch", full, clients)
-        elif algorithm is not None and algorithm.minibatch_alternative:
-            yield (
-                f"{title(algorithm)} needs gradients on all data of a client, but draw() generates samples: "
-                f"set algorithm.{algorithm.minibatch_alternative}, or define full_batch(client)"
-            )
-        for of, arrays in drawn.items():
-            yield from _drawn(arrays, f"draw() of {of!r}" if of else "draw()", len(clients), size)
-
-
-def _drawn(arrays, what: str, clients: int, size: int) -> Iterator[str]:
-    if arrays is None:
+            yield "it defines full_batch() without draw(): rows of data belong in client_data()"
+        yield from _rows("client_data", held, clients)
         return
-    if not isinstance(arrays, tuple | list):
-        yield f"{what} must return a tuple of arrays, (array,) for one, got {type(arrays).__name__}"
+    if len(held[0]):
+        yield "it defines both client_data() and draw(): expected one of them"
         return
-    lead = (clients, COUNT, size) if size else (clients, COUNT)
-    for number, array in enumerate(arrays):
-        shape = np.shape(array)
-        if shape[: len(lead)] != lead:
-            yield (
-                f"{what} returned array {number} of shape {list(shape)}, expected [C, count, size, ...] with "
-                f"C = {clients}, count = {COUNT}, size = {size}"
-            )
-        elif not size and 0 in shape:
-            yield (
-                f"{what} has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or "
-                "define full_batch(client) where they are known"
-            )
+    if weights == "samples" and type(problem).client_size is Problem.client_size:
+        yield (
+            'weights = "samples" needs the number of samples per client, but draw() generates them: set '
+            'weights = "uniform", or define client_size(client)'
+        )
+    if full[0] is not None:
+        yield from _rows("full_batch", full, clients)
+    elif algorithm is not None and algorithm.minibatch_alternative:
+        yield (
+            f"{title(algorithm)} needs gradients on all data of a client, but draw() generates samples: "
+            f"set algorithm.{algorithm.minibatch_alternative}, or define full_batch(client)"
+        )
+    lead = (len(clients), COUNT, size) if size else (len(clients), COUNT)
+    for of, arrays in drawn.items():
+        what = f"draw() of {of!r}" if of else "draw()"
+        if arrays is None:
+            continue
+        if not isinstance(arrays, tuple | list):
+            yield f"{what} must return a tuple of arrays, (array,) for one, got {type(arrays).__name__}"
+            continue
+        for number, shape in enumerate(map(np.shape, arrays)):
+            if shape[: len(lead)] != lead:
+                yield (
+                    f"{what} returned array {number} of shape {list(shape)}, expected [C, count, size, ...] "
+                    f"with C = {len(clients)}, count = {COUNT}, size = {size}"
+                )
+            elif not size and 0 in shape:
+                yield (
+                    f"{what} has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or "
+                    "define full_batch(client) where they are known"
+                )
 
 
 def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:
@@ -451,101 +420,53 @@ def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:
         if not isinstance(columns, tuple | list):
             yield f"{what} must return a tuple of tensors, (rows,) for one, got {type(columns).__name__}"
             return
-        shapes = [np.shape(column) for column in columns]
-        if any(not shape for shape in shapes):
-            yield f"{what} has a column without an axis over rows"
-            return
-        lengths = [shape[0] for shape in shapes]
-        if len(set(lengths)) > 1:
-            yield f"{what} has columns of different lengths: {', '.join(map(str, lengths))} rows"
-        elif 0 in lengths:
-            yield f"{what} has no rows"
-        rows.append([list(shape[1:]) for shape in shapes])
+        shapes = [list(np.shape(column)) for column in columns]
+        lengths = {shape[0] if shape else 0 for shape in shapes}
+        if 0 in lengths or len(lengths) > 1:
+            yield f"{what} must return columns with the same number of rows, at least 1, got shapes {shapes}"
+        rows.append([shape[1:] for shape in shapes])
     if rows[0] != rows[1]:
-        first, second = (f"{function}({client})" for client in clients)
-        yield f"{second} has columns with rows of shape {rows[1]}, {first} of {rows[0]}"
+        yield (
+            f"{function}({clients[1]}) has columns with rows of shape {rows[1]}: expected {rows[0]}, as "
+            f"{function}({clients[0]})"
+        )
 
 
 @torch.no_grad()
-def _values(problem: Any, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
+def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
     """Check the values of the functions of a problem whose declarations, start and data are valid."""
-    point, blocks, kinds = starting_point(problem, dtype, device), problem.variables(), samples_of(problem)
-    drawn = problem.full_batch(0) or problem.draw(address([0], 1, kinds[0]), batch_size)
+    drawn = problem.full_batch(0) or problem.draw(address([0], 1, samples_of(problem)[0]), batch_size)
     size = (min(batch_size, ROWS) or ROWS) if drawn is None else batch_size
-    pairs = {of: minibatch(problem, clients, size, dtype, device, of) for of in kinds}
-    named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
-    u = None
-    if errors := list(_losses(problem, named, pairs, dtype)):
-        yield from errors
-        return
-    if problem.family == "composition":
-        rows = [tuple(column[client] for column in pairs["g"]) for client in range(2)]
-        u = torch.stack([problem.inner(*named, own) for own in rows]).to(dtype)
+    probe = Probe(problem, clients, starting_point(problem, dtype, device), size, device)
+    # Without data a function cannot know how many clients share a point.
+    layouts = (False, True) if all(probe.batches.values()) else (False,)
     for count in (1, 2):
-        batches = {of: tuple(column[:count] for column in pair) for of, pair in pairs.items()}
-        stacked = [flat.expand(count, -1).clone() for flat in point]
-        # Without data a function cannot know how many clients share a point.
-        for points in (stacked, point) if pairs[kinds[0]] else (stacked,):
-            if errors := list(_analytic(problem, points, batches, count, u, dtype)):
-                yield from errors
-                return
+        for shared in layouts:
+            for call in probe.calls(count, shared):
+                if errors := list(_wrong_values(call, dtype)):
+                    yield from errors
+                    return
 
 
-def _losses(problem: Any, named: list, pairs: dict, dtype) -> Iterator[str]:
-    """Check the functions of one client; their values may be more precise than the run's dtype."""
-    one = {of: tuple(column[0] for column in pair) for of, pair in pairs.items()}
-    precise = {dtype, torch.float64}
-    if defines(problem, "loss"):
-        yield from _wrong("loss()", problem.loss(*named, one[""]), [], precise)
-    if problem.family == "composition":
-        u = problem.inner(*named, one["g"])
-        errors = list(_wrong("inner()", u, [problem.inner_size], precise, " (inner_size)"))
-        yield from errors
-        if defines(problem, "outer") and not errors:
-            yield from _wrong("outer()", problem.outer(u.to(dtype), one["f"]), [], precise)
-
-
-def _analytic(problem: Any, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
-    """Check the analytic functions for ``count`` clients."""
-    sizes, clients = [flat.shape[-1] for flat in points], f" for {count} client{'s' * (count > 1)}"
-    where = f"{clients} at a point of shape {', '.join(str(list(flat.shape)) for flat in points)}"
-    if problem.family == "minimax" and problem.gradients is not None:
-        values = problem.gradients(*points, batches[""])
-        values = (values,) if len(points) == 1 else values
-        parts = dict(zip(("gx", "gy"), ([count, size] for size in sizes)))
-        yield from _several("gradients()", where, values, parts, dtype)
-    elif problem.family == "operator":
-        value = problem.operator(*points, batches[""])
-        yield from _wrong(f"operator(){where}", value, [count, *sizes], {dtype})
-    elif problem.family == "composition":
-        p = problem.inner_size
-        if problem.jacobian is not None:
-            values = problem.jacobian(*points, batches["g"])
-            parts = {"u": [count, p], "J": [count, p, *sizes]}
-            yield from _several("jacobian()", where, values, parts, dtype)
-        if problem.outer_gradient is not None:
-            value = problem.outer_gradient(u[:count], batches["f"])
-            yield from _wrong(f"outer_gradient(){clients}", value, [count, p], {dtype})
-
-
-def _several(what: str, where: str, values, parts: dict[str, list[int]], dtype) -> Iterator[str]:
-    if not isinstance(values, tuple | list) or len(values) != len(parts):
-        yield f"{what} must return {len(parts)} tensors, ({', '.join(parts)}), got {_described(values)}"
+def _wrong_values(call: Call, dtype) -> Iterator[str]:
+    """Report values that are not tensors, or have another shape or dtype."""
+    name, function, shapes, where = call
+    # Values of functions of one client may be more precise than the run.
+    value, dtypes = function(), {dtype} if where else {dtype, torch.float64}
+    values = value if len(shapes) > 1 else (value,)
+    if not isinstance(values, tuple | list) or len(values) != len(shapes):
+        parts = ", ".join(shapes)
+        yield f"{name}() must return {len(shapes)} tensors, ({parts}), got {_described(values)}"
         return
-    for (name, shape), value in zip(parts.items(), values):
-        yield from _wrong(f"{name} of {what}{where}", value, shape, {dtype})
-
-
-def _wrong(what: str, value, shape: list[int], dtypes: set[torch.dtype], note: str = "") -> Iterator[str]:
-    """Report a value that is not a tensor, or has another shape or dtype."""
-    if not isinstance(value, torch.Tensor):
-        yield f"{what} returned {_described(value)}, expected a tensor"
-    elif list(value.shape) != shape:
-        expected = f"{shape}{note}" if shape else "a scalar"
-        yield f"{what} has the shape {list(value.shape)}, expected {expected}"
-    elif value.dtype not in dtypes:
-        expected = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        yield f"{what} is {str(value.dtype).removeprefix('torch.')}, expected {expected}"
+    for (part, shape), value in zip(shapes.items(), values):
+        what = f"{f'{part} of ' if part else ''}{name}(){where}"
+        if not isinstance(value, torch.Tensor):
+            yield f"{what} returned {_described(value)}, expected a tensor"
+        elif list(value.shape) != shape:
+            note = " (inner_size)" if name == "inner" else ""
+            yield f"{what} has the shape {list(value.shape)}, expected {shape or 'a scalar'}{note}"
+        elif value.dtype not in dtypes:
+            yield f"{what} is {value.dtype}, expected {' or '.join(sorted(map(str, dtypes)))}"
 
 
 def _described(value) -> str:
@@ -568,76 +489,3 @@ def expect_mirror(problem: Problem, algorithm: Algorithm, seed: int) -> None:
     point = torch.as_tensor(start.get("z", torch.zeros(operator.variables().sizes["z"]))).reshape(-1).double()
     if errors := list(mirror.errors(operator.phi, point)):
         raise ContractError("\n".join(f"{title(algorithm)}: {error}" for error in errors))
-
-
-#: Depth to which attributes are searched for non-finite values, and the number of attributes that are named.
-_DEPTH, _MOST = 4, 3
-
-
-def expect_finite(problem: Problem, seed: int, batch_size: int, dtype, device) -> None:
-    """Check that the clients' functions are finite at the start if attributes of the problem are not.
-
-    Attributes may be infinite (a bound) or NaN (a missing value that the problem handles).
-
-    Args:
-        batch_size: rows of a sample of a problem that generates samples.
-
-    Raises:
-        ContractError: a client's function is not finite; lists the attributes that are not.
-    """
-    attributes = (
-        non_finite(value, f"self.{name}", _DEPTH, (id(problem),)) for name, value in vars(problem).items()
-    )
-    found = list(itertools.islice(itertools.chain.from_iterable(attributes), _MOST))
-    for client in range(problem.clients if found else 0):
-        try:
-            error = _not_finite(problem, client, seed, batch_size, dtype, device)
-        except ContractError as raised:  # the client's rows
-            error = str(raised)
-        except Exception:  # another error, reported where it occurs
-            return
-        if error:
-            raise ContractError(f"{error}. Attributes that are not finite: {', '.join(found)}")
-
-
-def non_finite(value: Any, name: str, depth: int = _DEPTH, parents: tuple[int, ...] = ()) -> Iterator[str]:
-    """Describe each array and number in ``value`` that is not finite, such as ``nan in row 7 of self.rows``.
-
-    Searches containers and dataclasses to ``depth``. Python floats may be infinite.
-
-    Args:
-        name: expression for ``value``.
-        parents: ids of the objects that contain ``value``, which are not searched again.
-    """
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
-        # A writable copy, because torch warns of read-only arrays.
-        value = torch.from_numpy(np.require(value, requirements=("C", "W")))
-    children: dict[str, Any] = {}
-    if isinstance(value, torch.Tensor):
-        if (index := first_non_finite(value)) is not None:
-            yield f"{value[index].item()} in {f'row {index[0]} of ' if index else ''}{name}"
-    elif isinstance(value, float) and math.isnan(value):
-        yield f"nan in {name}"
-    elif isinstance(value, dict):
-        children = {f"[{key!r}]": item for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        children = {f"[{place}]": item for place, item in enumerate(value)}
-    elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
-        children = {f".{key}": item for key, item in vars(value).items()}
-    if depth and id(value) not in parents:
-        for key, item in children.items():
-            yield from non_finite(item, name + key, depth - 1, (*parents, id(value)))
-
-
-@torch.no_grad()
-def _not_finite(problem: Problem, client: int, seed: int, batch_size: int, dtype, device) -> str:
-    """Return the error if a client's function at the start is not finite on its rows or a sample, or ""."""
-    size = 0 if len(problem.client_data(client)) else batch_size
-    sampler = Sampler(problem, [client], seed, size, None, 0, dtype, torch.device(device))
-    oracle = ORACLES[problem.family](problem, sampler, batched=False)
-    oracle.select_clients(slice(0, 1))
-    values = EVALUATIONS[problem.family](oracle, *starting_point(problem, dtype, device), oracle.sample())
-    if all(map(all_finite, values if isinstance(values, tuple | list) else (values,))):
-        return ""
-    what = f"{type(problem).__name__}: the {'operator' if problem.family == 'operator' else 'gradient'}"
-    return f"{what} of client {client} is not finite at the starting point"

@@ -22,7 +22,7 @@ from mpifed.base.plugins import plugins_of
 from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import DataFile, Problem, as_family, with_network_weights
-from mpifed.core.validation import check_problem, expect_finite, expect_mirror
+from mpifed.core.validation import check_problem, expect_mirror
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
 from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
@@ -54,7 +54,7 @@ NAMED = 5
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A context in which torch's default dtype is ``dtype``, for user code."""
+    """A context for user code, in which torch's default dtype is ``dtype``."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -102,7 +102,6 @@ def prepare(
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
-            expect_finite(problem, config.seed, batch_size, dtype, device)
             expect_mirror(problem, config.algorithm, config.seed)
     except (ValueError, OSError) as failure:
         error = failure
@@ -353,20 +352,20 @@ def _agree(comm: SerialComm, files: Files, subject: str, remedy: str) -> None:
 def _difference(tables: list[dict], subject: str = "data file {}") -> str:
     """Describe the first file by name that differs between the ranks' ``tables``."""
     for name in sorted(set().union(*tables)):
-        holders: dict[str | None, list[int]] = {}
+        ranks_of: dict[str | None, list[int]] = {}
         for rank, table in enumerate(tables):
-            holders.setdefault(table.get(name, {}).get("digest"), []).append(rank)
-        if len(holders) > 1:
+            ranks_of.setdefault(table.get(name, {}).get("digest"), []).append(rank)
+        if len(ranks_of) > 1:
             break
     versions = []
-    for version, ranks in holders.items():
+    for version, ranks in ranks_of.items():
         read = f"read {version[:12]} ({tables[ranks[0]][name]['path']})" if version else "did not read it"
         versions.append(f"{_ranks(ranks)} {read}")
     return f"{subject.format(name)} differs between ranks: {'; '.join(versions)}"
 
 
 def _ranks(ranks: list[int]) -> str:
-    """``rank 0`` or ``ranks 1-3, 7``."""
+    """Return the ranks as text: ``rank 0`` or ``ranks 1-3, 7``."""
     breaks = [i for i in range(1, len(ranks)) if ranks[i] != ranks[i - 1] + 1]
     runs = [ranks[i:j] for i, j in zip([0, *breaks], [*breaks, len(ranks)])]
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]

@@ -119,7 +119,7 @@ COMMANDS = [
 PLUGINS = [
     ("method", "    eta: float", "    eta float", "SyntaxError", "eta float"),
     ("method", "import dataclass", "import dataclas", "ImportError", "line 2"),
-    ("method", "client_round", "client_rond", "Mine needs client_round("),
+    ("method", "client_round", "client_rond", "'Mine' object has no attribute 'client_round'"),
     ("method", "@dataclass(frozen=True)\n", "", "must be a dataclass"),
     ("method", "* gx", "* gx.double()", "expected float32, got float64", "message.x ="),
     ("own", "(0, 3, 20)", "(0, 9, 20)", "out of bounds", "labels must be integers"),

@@ -157,15 +157,15 @@ MISSING = [
 @pytest.mark.parametrize("cls, changes, message", MISSING)
 def test_missing_functions(cls, changes, message):
     (error,) = errors(cls, **changes)
-    assert error.startswith(f"{cls.__name__}: ") and message in error
+    assert error.startswith(cls.__name__) and message in error
 
 
 DECLARED = [
-    (Both, {"x": (4,)}, "variables() must return Blocks(...), got dict"),
-    (Both, Blocks(w={"w": (4,)}), "has the blocks (w), expected (x, y) or (x)"),
-    (Both, Blocks(y={"v": (3,)}, x={"w": (4,)}), "has the blocks (y, x), expected (x, y) or (x)"),
-    (Plain, Blocks(x={"w": (4,)}, y={"v": (1,)}), "has the blocks (x, y), expected (x)"),
-    (Field, Blocks(x={"z": (4,)}), "has the blocks (x), expected (z)"),
+    (Both, {"x": (4,)}, "variables() must return Blocks(x=..., y=...) or Blocks(x=...), got {'x': (4,)}"),
+    (Both, Blocks(w={"w": (4,)}), "variables() must return Blocks(x=..., y=...) or Blocks(x=...), got"),
+    (Both, Blocks(y={"v": (3,)}, x={"w": (4,)}), "must return Blocks(x=..., y=...) or Blocks(x=...), got"),
+    (Plain, Blocks(x={"w": (4,)}, y={"v": (1,)}), "variables() must return Blocks(x=...), got"),
+    (Field, Blocks(x={"z": (4,)}), "variables() must return Blocks(z=...), got"),
     (Both, Blocks(x={"w": (2, 2)}, y={}), "block 'y' of variables() has no elements"),
     (Plain, Blocks(x={"a/w": (4,)}), "variables() has a parameter 'a/w' in 'x': expected text without /"),
     (Plain, Blocks(x={"": (4,)}), "variables() has a parameter '' in 'x': expected text"),
@@ -178,19 +178,11 @@ def test_blocks(cls, blocks, message):
     assert message in errors(cls, variables=lambda self: blocks)[0]
 
 
-@pytest.mark.parametrize(
-    "network, message",
-    [
-        ({"w": (2, 2)}, "network has 'w' of shape [2, 2], but block x of variables() has the shape [4]"),
-        (
-            {"W": (4,)},
-            "network has 'W' of shape [4], but block x of variables() has no 'W': did you mean 'w'?",
-        ),
-    ],
-)
-def test_a_network_with_other_parameters(network, message):
+@pytest.mark.parametrize("network, found", [({"w": (2, 2)}, "(4,)"), ({"W": (2, 2)}, "None")])
+def test_a_network_with_other_parameters(network, found):
     (error,) = errors(Plain, network=network)
-    assert message in error
+    (name,) = network
+    assert f"network has '{name}' of shape (2, 2), but in block x of variables() it is {found}" in error
 
 
 def test_a_set_of_an_unknown_block():
@@ -202,8 +194,6 @@ STARTS = [
     ({"y": torch.ones(4)}, "initial() returns shape [4] for block 'y', expected 3 elements"),
     ({"y": torch.ones(1)}, "initial() returns shape [1] for block 'y', expected 3 elements"),
     ({"v": torch.ones(3)}, "initial() has 'v', which is not a block"),
-    ({"y": "zero"}, "initial() returns a str for block 'y', expected a tensor"),
-    ({"y": {"v": torch.ones(3)}}, "initial() returns a dict for block 'y', expected a tensor"),
     (
         {"y": torch.tensor([1.0, 2.0, torch.nan])},
         "initial() returns values for block 'y' that are not finite",
@@ -253,9 +243,9 @@ def test_samples_of_one_function_of_a_composition():
 
 HELD = [
     (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
-    ((torch.ones(5, 4), torch.ones(4)), "client_data(0) has columns of different lengths: 5, 4 rows"),
-    ((torch.ones(0, 4),), "client_data(0) has no rows"),
-    ((torch.tensor(1.0),), "client_data(0) has a column without an axis over rows"),
+    ((torch.ones(5, 4), torch.ones(4)), "at least 1, got shapes [[5, 4], [4]]"),
+    ((torch.ones(0, 4),), "client_data(0) must return columns with the same number of rows, at least 1"),
+    ((torch.tensor(1.0),), "at least 1, got shapes [[]]"),
 ]
 
 
@@ -266,7 +256,7 @@ def test_client_data(columns, message):
 
 def test_clients_with_different_rows():
     (error,) = errors(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
-    assert "client_data(1) has columns with rows of shape [[5]], client_data(0) of [[4]]" in error
+    assert "client_data(1) has columns with rows of shape [[5]]: expected [[4]], as client_data(0)" in error
 
 
 def test_data_and_draws():
@@ -343,14 +333,18 @@ VALUES = [
     (
         Analytic,
         dict(gradients=lambda s, x, y, b: (b[0].mean(1).float(), b[0].mean(1))),
-        "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] is float32, expected float64",
+        "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] is torch.float32, expected",
     ),
     (
         Field,
         dict(operator=lambda s, z, b: b[0].mean((0, 1))),
         "operator() for 1 client at a point of shape [1, 4]",
     ),
-    (Field, dict(operator=lambda s, z, b: (z + b[0].mean(1)).float()), "is float32, expected float64"),
+    (
+        Field,
+        dict(operator=lambda s, z, b: (z + b[0].mean(1)).float()),
+        "is torch.float32, expected torch.float64",
+    ),
     (Chain, dict(inner=lambda s, x, b: x["w"]), "inner() has the shape [4], expected [2] (inner_size)"),
     (Chain, dict(outer=lambda s, u, b: u), "outer() has the shape [2], expected a scalar"),
     (
@@ -366,7 +360,7 @@ VALUES = [
     (
         Chain,
         dict(outer_gradient=lambda s, u, b: u[0]),
-        "outer_gradient() for 1 client has the shape [2], expected [1, 2]",
+        "outer_gradient() for 1 client at a point of shape [1, 2] has the shape [2], expected [1, 2]",
     ),
 ]
 
@@ -385,7 +379,7 @@ def test_gradients_without_y_are_one_tensor():
 
 def test_values_of_another_precision():
     found = errors(Analytic, settings={"dtype": torch.float32}, gradients=_double)
-    assert len(found) == 2 and all("is float64, expected float32" in one for one in found)
+    assert len(found) == 2 and all("is torch.float64, expected torch.float32" in one for one in found)
 
 
 def _double(self, x, y, batch):
@@ -400,12 +394,6 @@ def test_a_game_without_y():
     assert torch.equal(game.initial(np.random.default_rng(0))["z"], torch.zeros(4))
     assert torch.equal(game.sets.z(torch.tensor([0.0, 3.0, 0.0, 4.0])), torch.tensor([0.0, 0.6, 0.0, 0.8]))
     assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}
-
-
-def test_an_exception_has_the_lines_of_the_user():
-    first, *lines = errors(Both, loss=lambda self, x, y, batch: x["missing"].sum())
-    assert first == "Both fails at its starting point: KeyError: 'missing'"
-    assert any(__file__ in line for line in lines) and not any("problem_values" in line for line in lines)
 
 
 def test_exact_gradients_of_generated_samples():
@@ -427,7 +415,10 @@ def test_exact_gradients_of_generated_samples():
     check_problem(known(), exact, batch_size=0)
     (error,) = errors(Both, full_batch=full_batch)
     assert "full_batch() without draw()" in error
-    assert "full_batch(0) has no rows" in errors(known, full_batch=lambda self, k: (torch.zeros(0),))[0]
+    assert (
+        "full_batch(0) must return columns with the same number of rows"
+        in errors(known, full_batch=lambda self, k: (torch.zeros(0),))[0]
+    )
 
 
 @pytest.mark.parametrize("family", [Minimax, Minimisation, Operator, Composition])
