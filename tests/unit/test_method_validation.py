@@ -318,21 +318,15 @@ def endless(n):
 
 
 SAMPLE = torch.zeros(3, dtype=torch.float64)
+GRAD = "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got "
 CLIENT_ERRORS = [
     (lambda s, c, m, o: s.q, "AttributeError: this record has no field 'q'; it has x, y"),
     (lambda s, c, m, o: c.q, "AttributeError: this record has no field 'q'; it has c"),
-    (lambda s, c, m, o: m.q, "AttributeError: this record has no field 'q'; it has x, y"),
-    (assign("client", "q", 1.0), "AttributeError: this record has no field 'q'; it has c"),
     (assign("message", "q", 1.0), "AttributeError: this record has no field 'q'; it has x, y"),
     (assign("message", "x", SAMPLE[:2]), "field 'x': expected the shape [C, 3], got [2]"),
     (assign("client", "c", SAMPLE.float()), "field 'c': expected float64, got float32"),
-    (assign("message", "x", None), "field 'x': expected a tensor or a number, got None"),
     (assign("message", "x", [SAMPLE]), "field 'x': expected a tensor or a number, got a list of 1"),
-    (assign("message", "x", {"x": 1}), "field 'x': expected a tensor or a number, got a dict"),
-    (
-        lambda s, c, m, o: s.x.add_(1),
-        "changed shared.x: a client function reads `shared` and never writes to it",
-    ),
+    (lambda s, c, m, o: s.x.add_(1), "changed shared.x: a client function reads `shared` and never writes"),
     (lambda s, c, m, o: s.y[:1].mul_(2), "changed shared.y: a client function reads `shared` and never"),
     (assign("shared", "x", 1.0), "changed shared.x: a client function reads `shared` and never writes"),
     (
@@ -340,39 +334,17 @@ CLIENT_ERRORS = [
         "the samples of a round are either counted, oracle.sample(), or numbered, oracle.sample(number=k)",
     ),
     (lambda s, c, m, o: o.sample(size=0), "oracle.sample(size=0): expected an integer >= 1"),
-    (
-        lambda s, c, m, o: o.sample(size=2.5),
-        "oracle.sample(size=2.5): expected an integer >= 1, the number of rows",
-    ),
+    (lambda s, c, m, o: o.sample(size=2.5), "oracle.sample(size=2.5): expected an integer >= 1"),
     (lambda s, c, m, o: o.sample(number=-1), "oracle.sample(number=-1): expected an integer >= 0"),
-    (
-        lambda s, c, m, o: o.sample(round=1),
-        "oracle.sample(round=1): expected the number of a sample of that round",
-    ),
+    (lambda s, c, m, o: o.sample(round=1), "oracle.sample(round=1): expected the number of a sample of that"),
     (lambda s, c, m, o: o.sample(of="h"), "oracle.sample(of='h'): expected 'g' or 'f'"),
-    (
-        lambda s, c, m, o: o.grad(s.x, o.sample()),
-        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got",
-    ),
-    (
-        lambda s, c, m, o: o.grad(s.x, s.y),
-        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got",
-    ),
-    (
-        lambda s, c, m, o: o.grad(s.x),
-        "expected oracle.grad(x, y, xi) for a problem with the blocks x, y, got oracle.grad(Tensor)",
-    ),
+    (lambda s, c, m, o: o.grad(s.x, o.sample()), f"{GRAD}oracle.grad(Tensor, Sample)"),
+    (lambda s, c, m, o: o.grad(s.x, s.y, o.sample), f"{GRAD}oracle.grad(Tensor, Tensor, method)"),
     (lambda s, c, m, o: next(o.steps(-1)), "oracle.steps(tau): expected integers >= 0, got -1"),
     (lambda s, c, m, o: next(o.steps(2.7)), "oracle.steps(tau): expected integers >= 0, got 2.7"),
     (
         lambda s, c, m, o: next(o.steps([1] * 7)),
         "oracle.steps(tau): expected one number or [C], one per client",
-    ),
-    (lambda s, c, m, o: next(o.steps(np.ones((1, 1), int))), "one per client that is stepped, got [1, 1]"),
-    (lambda s, c, m, o: o.operator(s.x, o.sample()), "'MinimaxOracle' object has no attribute 'operator'"),
-    (
-        lambda s, c, m, o: o.grad(s.x, s.y, o.sample),
-        "for a problem with the blocks x, y, got oracle.grad(Tensor, Tensor, method)",
     ),
     (lambda s, c, m, o: 1 / 0, "ZeroDivisionError: division by zero"),
     (lambda s, c, m, o: endless(0), "RecursionError: maximum recursion depth exceeded"),
@@ -380,7 +352,7 @@ CLIENT_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("group, C", [(1, 1), (2, 2), ("all", 3)])
+@pytest.mark.parametrize("group, C", [(1, 1), ("all", 3)])
 @pytest.mark.parametrize("body, words", CLIENT_ERRORS, ids=[words[:50] for _, words in CLIENT_ERRORS])
 def test_errors_of_client_functions(body, words, group, C, screen):
     """The message names the function and the lines of the user."""
@@ -475,28 +447,18 @@ def test_full_batches_of_generated_samples(screen):
     assert "Draws generates samples, so it has no oracle.full_batch" in screen(error.value)
 
 
-def server(body) -> dict:
-    return dict(server_round=lambda self, now, shared, mean: body(shared, mean))
+def server(body) -> Algorithm:
+    return bad(server_round=lambda self, now, shared, mean: body(shared, mean))
 
 
 OTHER_ERRORS = [
-    (bad(**server(lambda s, m: m.q)), "AttributeError: this record has no field 'q'; it has x, y"),
     (
-        bad(**server(lambda s, m: s.q)),
-        "failed in round 1: AttributeError: this record has no field 'q'",
+        server(lambda s, m: m.q),
+        "failed in round 1: AttributeError: this record has no field 'q'; it has x, y",
     ),
-    (
-        bad(**server(lambda s, m: setattr(s, "x", m.y))),
-        "in round 1: field 'x': expected the shape [3], got [2]",
-    ),
-    (
-        bad(**server(lambda s, m: setattr(s, "x", m.x.float()))),
-        "field 'x': expected float64, got float32",
-    ),
-    (
-        bad(initialize=lambda self, shared: shared.q),
-        "in round 0: AttributeError: this record has no field",
-    ),
+    (server(lambda s, m: setattr(s, "x", m.y)), "in round 1: field 'x': expected the shape [3], got [2]"),
+    (server(lambda s, m: setattr(s, "x", m.x.float())), "field 'x': expected float64, got float32"),
+    (bad(initialize=lambda self, shared: shared.q), "in round 0: AttributeError: this record has no field"),
 ]
 
 
