@@ -70,7 +70,8 @@ class Rounds:
         compressor: compresses and scales messages.
         traffic, clock: communication volume, and simulated time of federated clients.
         costs: running totals of this rank.
-        skipped: number of rounds in which no client participated. ``Now.round`` does not count them.
+        skipped: number of rounds in which no client participated. ``Now.round`` does not count them; random
+            numbers have the addresses of all rounds.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Rounds:
         """
         started, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
-        self.executor.begin_round(r - self.skipped)
+        self.executor.begin_round(r)
         cohort = number = None
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
@@ -245,7 +246,8 @@ class Rounds:
             if modifies and not found:
                 rows = stage.messages.buffer[: members.stop - members.start]
                 factors = scales and (scales[0], scales[1][members])
-                self.compressor.send(now.round, stage.number, rows, cohort.local[members], factors)
+                r = now.round + self.skipped
+                self.compressor.send(r, stage.number, rows, cohort.local[members], factors)
             for observer in self.observers:
                 observer.after_clients(stage, cohort, members)
             stage.reduction.add(members)

@@ -373,7 +373,9 @@ def test_methods_do_not_count_rounds_without_clients(comm, out, method):
         everyone = [(r, k) for r in rounds for k in range(CLIENTS)]
         trace = trace_file(out, comm, everyone)
         law = {"name": "trace", "file": trace}
-        result = run(job(f"{out}/{number}", method, {"availability": law}, rounds=max(rounds)), comm)
+        config = job(f"{out}/{number}", method, {"availability": law}, rounds=max(rounds))
+        exact = {"oracle": config.oracle.model_copy(update={"batch_size": 0, "noise": None})}
+        result = run(config.model_copy(update=exact), comm)
         points.append(torch.cat(list(result.point.values())))
     assert torch.equal(*points)
 
