@@ -61,7 +61,10 @@ def stop_and_continue(folder, steps, mpi):
         assert saved(folder) - paused.round in (1, 2), (signals, paused.round, saved(folder), output)
         if signals[0][0] in (0, "launcher"):
             name, r = signals[0][1].name, paused.round
-            assert f"{name} received in round {r}: the run stops after round {r + 1}" in output, output
+            notice = (
+                f"{name} received in round {r}: the run writes a checkpoint and stops after round {r + 1}"
+            )
+            assert notice in output, output
         if paused.base:
             assert f"from round {paused.base}" in output, output
         assert "Traceback" not in output, output

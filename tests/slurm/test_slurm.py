@@ -84,9 +84,7 @@ def test_an_incompatible_launcher_is_refused(tmp_path, mpi, launcher):
     state, code, log = submit(line, folder, mpi=mpi, MPIFED_LAUNCHER=launcher).end()
     assert (state, code) == ("FAILED", 71), log
     assert "launcher and MPI library do not match: no launcher connects 2 ranks" in log, log
-    assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI goes with pmix, MPICH with pmi2" in log, (
-        log
-    )
+    assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI needs pmix or its own mpirun" in log, log
     assert not (folder / "runs").exists()
 
 
@@ -100,7 +98,7 @@ def test_the_wrong_mpirun_is_refused(tmp_path):
         "sbatch --ntasks-per-node=1 wrong.sbatch", folder, MPIFED_LAUNCHER="mpirun"
     ).end()
     assert (state, code) == ("FAILED", 71), log
-    assert "2 processes were started, and one of them sees 1" in log, log
+    assert "expected a world of 2 processes, got 1" in log, log
 
 
 def test_exit_code_0_without_an_end_is_a_failure(tmp_path):
