@@ -144,7 +144,7 @@ class Sets:
     def __getattr__(self, block: str):
         if block.startswith("_"):  # copy and pickle look up such methods
             raise AttributeError(block)
-        return self._sets.get(block) or _UNCONSTRAINED
+        return _UNCONSTRAINED
 
 
 class IndicatorOf:

@@ -139,18 +139,22 @@ class Bare:
         with torch.no_grad():
             self.total.zero_()
         for samples, labels in self.data:
-            rows = torch.randint(len(labels), (self.steps, self.batch))
-            with torch.no_grad():
-                self.flat.copy_(self.shared)
-            for chosen in rows:
-                self.gradient.zero_()
-                batch = samples.index_select(0, chosen), labels.index_select(0, chosen)
-                self.problem.loss(self.leaves, batch).backward()
-                with torch.no_grad():
-                    self.flat.sub_(self.gradient, alpha=LR)
-            with torch.no_grad():
-                self.total.add_(self.flat)
+            self.train(samples, labels)
         self.shared = self.total / len(self.data)
+
+    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> None:
+        """Take the local steps of one client and add its point to the total."""
+        rows = torch.randint(len(labels), (self.steps, self.batch))
+        with torch.no_grad():
+            self.flat.copy_(self.shared)
+        for chosen in rows:
+            self.gradient.zero_()
+            batch = samples.index_select(0, chosen), labels.index_select(0, chosen)
+            self.problem.loss(self.leaves, batch).backward()
+            with torch.no_grad():
+                self.flat.sub_(self.gradient, alpha=LR)
+        with torch.no_grad():
+            self.total.add_(self.flat)
 
     @torch.no_grad()
     def _saddle(self) -> None:

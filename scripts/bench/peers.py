@@ -110,37 +110,19 @@ def bare(work: Work, made, data) -> Callable[[], None]:
     """Rounds of a bare loop over this rank's clients."""
     import numpy as np
     import torch
+    from fedavg import Bare, Workload
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    flat, total = made.point().clone(), made.point().clone()
-    gradient, shared = torch.zeros_like(flat), made.point().clone()
-    leaves = {name: view.requires_grad_() for name, view in made.blocks.unflatten("x", flat.detach()).items()}
-    for leaf, view in zip(leaves.values(), made.blocks.unflatten("x", gradient).values()):
-        leaf.grad = view
+    world, loop = MPI.COMM_WORLD, Bare(made, Workload(made.problem, work.steps, work.batch))
     rng, cohort = np.random.default_rng(0), work.cohort or work.clients
-    own = set(range(world.rank, work.clients, world.size))
 
     def round() -> None:
-        members = rng.permutation(work.clients)[:cohort]
-        total.zero_()
-        for client in members:
-            if client not in own:
-                continue
-            samples, labels = data[client]
-            rows = torch.randint(len(labels), (work.steps, work.batch))
-            with torch.no_grad():
-                flat.copy_(shared)
-            for chosen in rows:
-                gradient.zero_()
-                batch = samples.index_select(0, chosen), labels.index_select(0, chosen)
-                made.problem.loss(leaves, batch).backward()
-                with torch.no_grad():
-                    flat.sub_(gradient, alpha=LR)
-            with torch.no_grad():
-                total.add_(flat)
-        world.Allreduce(MPI.IN_PLACE, total.numpy())
-        torch.div(total, cohort, out=shared)
+        loop.total.zero_()
+        for client in rng.permutation(work.clients)[:cohort]:
+            if client % world.size == world.rank:
+                loop.train(*data[client])
+        world.Allreduce(MPI.IN_PLACE, loop.total.numpy())
+        torch.div(loop.total, cohort, out=loop.shared)
 
     return round
 
