@@ -122,6 +122,7 @@ error_feedback = true""",
 [stop]
 metric = "error"    # the columns of a report are the metrics of a problem
 at_most = 0.01
+patience = 10       # evaluations without an improvement
 seconds = "2h\"""",
     "run": """\
 [run]

@@ -124,7 +124,7 @@ class Runner:
 
     def _continue(self, saved: Snapshot) -> Result:
         self.checkpoints.restore(saved)
-        self.rule.restore(self.recorder.metrics)
+        self.rule.restore(self.recorder.metrics, self.simulation.metrics.maximised)
         end = final_end(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
             self._call_callbacks("on_start")
@@ -192,24 +192,29 @@ class Runner:
         return end
 
     def _evaluate_and_call(self, bar: tqdm) -> End | None:
-        """Evaluate and call the callbacks; return the end if the target is reached. Collective."""
+        """Evaluate and call the callbacks; return the end if the metric ends the run. Collective."""
         end, metrics = self._evaluate(bar)
         self._call_callbacks("on_evaluation", metrics)
         return end
 
     def _evaluate(self, bar: tqdm) -> tuple[End | None, Mapping[str, float]]:
-        """Return the end if the target is reached, and the metrics of the current point. Collective."""
+        """Return the end if the metric ends the run, and the metrics of the current point. Collective."""
         simulation, began = self.simulation, time.perf_counter()
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
+        if self.config.run.keep_best is not None:
+            with collective_errors(self.comm, ValueError):
+                if self.comm.rank == 0:
+                    point = simulation.output.buffer if averaged else simulation.point()
+                    self.recorder.keep_best(metrics, point)
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
             first = [*metrics.items()][:MAX_METRICS]
             bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
-        end = self.rule.end_by_target(metrics, simulation.round)
+        end = self.rule.end_by_metric(metrics, simulation.round, simulation.metrics.maximised)
         self.watchdog.beat(simulation.round)
         return end, metrics
 
