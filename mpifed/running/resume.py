@@ -226,14 +226,16 @@ def check_rounds(round: int, config: Config) -> None:
 def final_end(end: End | None, round: int, old: dict, config: Config) -> End | None:
     """Return ``end`` if it is final under ``config``, else ``None``.
 
-    A run that has completed its rounds is continued if more rounds are set. A run that was ended by a
-    stopping rule is continued if the rule has changed.
+    A run that has completed its rounds, or that a callback has stopped, is continued if more rounds are set.
+    A run that was ended by a stopping rule is continued if the rule has changed.
 
     Args:
         end: why a run with the settings ``old`` has ended after ``round``.
     """
-    same_rule = old["stop"] == config.table()["stop"]
-    return end if round >= config.rounds or (same_rule and round < old["rounds"]) else None
+    same_rule = old["stop"] == config.table()["stop"] and round < old["rounds"]
+    if end is not None and end.kind == "callback":
+        same_rule = same_rule and config.rounds <= old["rounds"]
+    return end if round >= config.rounds or same_rule else None
 
 
 def has_same_data(run: RunData, config: Config) -> bool:

@@ -99,9 +99,9 @@ class End:
 
     Attributes:
         kind: "rounds" (all are done), "target" (a metric has reached its target), "patience" (a metric has
-            not improved), "time" (the time budget is used up), "diverged" (non-finite values), or "signal"
-            (the run continues from its checkpoint when it is started again). "" in files of versions that
-            stored only the sentence.
+            not improved), "time" (the time budget is used up), "callback" (a callback has stopped the run),
+            "diverged" (non-finite values), or "signal" (the run continues from its checkpoint when it is
+            started again). "" in files of versions that stored only the sentence.
         sentence: the reason as a sentence.
     """
 
