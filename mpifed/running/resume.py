@@ -294,7 +294,7 @@ def _with_group(settings: dict, group: int | str | None) -> dict:
 def _differences(old: dict, new: dict) -> list[str]:
     """List the differences between the settings of two jobs that affect the computation, as sentences."""
     before, now = (
-        flatten({key: value for key, value in table.items() if key not in _IGNORED}) | numerical
+        flatten({key: _with_numbers(part) for key, part in table.items() if key not in _IGNORED}) | numerical
         for table, numerical in zip((old, new), _numerical_settings(old, new))
     )
     return [
@@ -302,6 +302,15 @@ def _differences(old: dict, new: dict) -> list[str]:
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key)
     ] + changed_sources(old, new)
+
+
+def _with_numbers(table):
+    """Replace constant schedules, as which earlier versions stored numbers, by their values."""
+    if not isinstance(table, dict):
+        return table
+    if table.get("name") == "constant" and table.keys() == {"name", "value"}:
+        return table["value"]
+    return {key: _with_numbers(value) for key, value in table.items()}
 
 
 def _numerical_settings(*tables: dict) -> list[dict]:

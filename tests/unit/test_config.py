@@ -125,8 +125,9 @@ def test_values_of_job_files_and_changes_are_validated(change, says, tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0.1", True, np.nan, np.float32("inf")])
 def test_hyperparameters_are_validated_strictly(value):
-    for make in (lambda: Saddle(tau=value), lambda: Ball(radius=value), lambda: AdaFGDA(q=2, gamma=value)):
+    for make in (lambda: Saddle(tau=value), lambda: Ball(radius=value)):
         assert "Input should be a" in refusal(make)
+    assert "AdaFGDA.gamma: expected a" in refusal(lambda: AdaFGDA(q=2, gamma=value))
     assert "SLIPPAX.delta: Input" in refusal(lambda: SLIPPAX(K=1, eta=0.1, H=1, delta=value))
 
 
@@ -230,7 +231,7 @@ PLAIN = Preset("Plain", AdaFGDA, "AdaFGDA with one matrix.", matrix="identity", 
 
 def test_a_preset_creates_its_class_with_fixed_settings():
     method = PLAIN(q=3, gamma=0.5)
-    assert type(method) is AdaFGDA and method.first_matrix == "identity" and method.gamma == 0.5
+    assert type(method) is AdaFGDA and method.first_matrix == "identity" and method.gamma(1) == 0.5
     assert PLAIN.matches(method) and not PLAIN.matches(AdaFGDA(q=3)) and not PLAIN.matches(METHOD)
     assert PLAIN.matches(AdaFGDA(q=1, sync_estimator="local", matrix="identity", first_matrix="identity"))
     assert (PLAIN.__name__, PLAIN.__doc__, PLAIN.family) == ("Plain", "AdaFGDA with one matrix.", "minimax")
