@@ -80,7 +80,11 @@ class Run(StorageOptions, ExecutionOptions):
 #: Sections and settings that a table omits if they are ``None``.
 _OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
 #: Section → settings that its table omits if they are ``None``.
-_OPTIONAL_IN = {"participation": ("availability", "oversample", "dropout"), "stop": tuple(Stop.model_fields)}
+_OPTIONAL_IN = {
+    "oracle": ("clip", "clip_over"),
+    "participation": ("availability", "oversample", "dropout"),
+    "stop": tuple(Stop.model_fields),
+}
 
 
 class Config(SimulationSettings):
