@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from bounded import Watched
+from everything import method
 from games import DX, configuration
 from identity_games import Plain, PlainMinimisation, path
 
@@ -20,7 +21,7 @@ from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError
 from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
 
 #: Largest distance of a projected point from its set: a few roundings of coordinates below 1.
@@ -240,5 +241,16 @@ def test_problems_without_y(name):
     assert gaps[0] < ROUNDING and gaps[1] > VISIBLE, gaps
 
 
+#: Methods that would ignore sets.
+REFUSING = [name for name, cls in ALGORITHMS.items() if not cls.constrained]
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_methods_that_do_not_project_refuse_sets(name):
+    config = configuration(method(name), Watched(set_x=BOX), "unused")
+    with pytest.raises(CollectiveError, match=f"{name} would ignore its set of"):
+        Simulation.from_settings(config, SerialComm())
+
+
 def test_every_method_has_a_row():
-    assert {promise.method for promise in PROMISES} | {*OF_X} == {*ALGORITHMS}
+    assert {promise.method for promise in PROMISES} | {*OF_X, *REFUSING} == {*ALGORITHMS}

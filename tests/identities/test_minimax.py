@@ -49,6 +49,8 @@ from mpifed.algorithms import (
     LocalSGDA,
     LocalSGDAPlus,
     MomentumLocalSGDA,
+    ProxSkipLSVRGDAFL,
+    ProxSkipVIPFL,
     SmoothedGDA,
 )
 from mpifed.core.streams import generator
@@ -226,6 +228,27 @@ IDENTITIES = {
     ),
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
+    ),
+    "ProxSkip-VIP-FL with a fixed period": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K, period="fixed")],
+        SCAFFOLD(K=K, eta_l=ETA),
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K), LocalSGDA(q=K, eta_x=ETA, eta_y=ETA)],
+        ({}, {"weights": "samples"}),
+    ),
+    "Scaffnew with a fixed period": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K, period="fixed")], SCAFFOLD(K=K, eta_l=ETA), problem=Half()
+    ),
+    "ProxSkip-VIP-FL with p = 1": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1.0)],
+        LocalSGDA(q=1, eta_x=ETA, eta_y=ETA),
+        [ProxSkipVIPFL(gamma=ETA, p=0.4)],
+    ),
+    "ProxSkip-L-SVRGDA-FL without noise": Identity(
+        [ProxSkipLSVRGDAFL(gamma=ETA, p=0.4, q=0.3)],
+        ProxSkipVIPFL(gamma=ETA, p=0.4),
+        [ProxSkipLSVRGDAFL(gamma=ETA, p=0.4, q=0.3, large_batch=2)],
+        left=EXACT,
+        right=EXACT,
     ),
     "FedNest on identical clients": Identity(
         [FedNest(**NEST)], LFedNest(**NEST), [FedNest(**NEST | {"T": 1})], ({},), Identical(), EXACT, EXACT
@@ -432,3 +455,31 @@ def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(met
     for variates, gradients in zip((simulation.clients.cx, simulation.clients.cy), own):
         torch.testing.assert_close(variates, torch.cat(gradients), rtol=0, atol=1e-9)
         assert torch.cat(gradients).norm(dim=1).min() > VISIBLE
+
+
+@pytest.mark.parametrize(
+    "method, batch_size, exact",
+    [
+        (ProxSkipVIPFL(gamma=ETA, p=0.3), 0, True),
+        (ProxSkipLSVRGDAFL(gamma=ETA, p=0.3), 1, True),
+        (ProxSkipVIPFL(gamma=ETA, p=0.3), 1, False),
+    ],
+    ids=["all rows", "variance-reduced rows", "rows"],
+)
+def test_proxskip_converges_to_the_saddle_and_to_the_clients_operators(method, batch_size, exact):
+    """Plain estimates on single rows keep their noise."""
+    config = configuration(
+        method, Affine(common=False), "unused", rounds=300, batch_size=batch_size, noise=None
+    ).model_copy(update={"record": ()})
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    for _ in range(300):
+        simulation.step()
+    game, z = simulation.problem.problem, simulation.problem.problem.saddle()
+    gap = float((simulation.point() - z).abs().max())
+    assert gap < 1e-11 if exact else gap > 10 * VISIBLE  # rounding, as for the variates above
+    if exact:
+        batches = [[column[None] for column in game.client_data(k)] for k in range(game.clients)]
+        gx, gy = zip(*(game.gradients(*z.split((DX, DY)), batch) for batch in batches))
+        values = torch.cat([torch.cat(gx), -torch.cat(gy)], dim=1)
+        torch.testing.assert_close(simulation.clients.h, values, rtol=0, atol=1e-9)

@@ -43,6 +43,7 @@ from mpifed.algorithms import (
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
+    ProxSkipVIPFL,
 )
 from mpifed.base.settings import build
 from mpifed.core.noise import Gaussian
@@ -146,6 +147,7 @@ OPERATORS = {
     "LocalDualExtrapolation": LocalDualExtrapolation(K=3, eta=0.05),
     "FedDualAvg": FedDualAvg(K=3, eta_c=0.05),
     "FeDualEx": FeDualEx(K=3, eta_c=0.05),
+    "ProxSkipVIPFL": ProxSkipVIPFL(gamma=0.05, p=0.4),
 }
 COMPOSITIONS = {
     "MFCGD": MFCGD(q=3, gamma=0.06, eta=0.9, alpha=0.3, beta=0.6, varrho=0.45, C_g=0.8, C_f=0.5),
