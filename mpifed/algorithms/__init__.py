@@ -21,6 +21,7 @@ from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
+from mpifed.algorithms.memory import MIFA, FedVARP
 from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
@@ -44,6 +45,7 @@ ALGORITHMS = {
         FLRA,
         LocalAMSGrad,
         FedAvg, SCAFFOLD,
+        FedVARP, MIFA,
         ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )
 }

@@ -34,6 +34,7 @@ from mpifed.algorithms import (
     FGDA,
     FLRA,
     FSGDA,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     CODAPlus,
@@ -44,6 +45,7 @@ from mpifed.algorithms import (
     FedSGDAClip,
     FedSGDAM,
     FedSGDAPlus,
+    FedVARP,
     LFedNest,
     LocalAMSGrad,
     LocalSGDA,
@@ -228,6 +230,17 @@ IDENTITIES = {
     ),
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
+    ),
+    "FedVARP and MIFA with all clients": Identity(
+        [FedVARP(K=K, eta=ETA), MIFA(K=K, eta=ETA), MIFA(K=K, eta=ETA, initial_memory="zero")],
+        FSGDA(**EQUAL | dict(eta_xg=1.0, eta_yg=1.0)),
+        [FedVARP(K=K, eta=ETA, eta_g=0.8)],
+    ),
+    "the first round of FedVARP": Identity(
+        [FedVARP(K=K, eta=ETA, eta_g=0.8)],
+        FSGDA(**EQUAL),
+        [MIFA(K=K, eta=ETA)],
+        ({"cohort": 2, "rounds": 1},),
     ),
     "ProxSkip-VIP-FL with a fixed period": Identity(
         [ProxSkipVIPFL(gamma=ETA, p=1 / K, period="fixed")],
@@ -455,6 +468,20 @@ def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(met
     for variates, gradients in zip((simulation.clients.cx, simulation.clients.cy), own):
         torch.testing.assert_close(variates, torch.cat(gradients), rtol=0, atol=1e-9)
         assert torch.cat(gradients).norm(dim=1).min() > VISIBLE
+
+
+@pytest.mark.parametrize("steps", [1, K])
+@pytest.mark.parametrize("cls, start", [(FedVARP, {}), (MIFA, {}), (MIFA, {"initial_memory": "zero"})])
+def test_memories_remove_the_variance_of_cohorts_and_not_the_drift(cls, start, steps):
+    """With cohorts, the limit is that of FSGDA with all clients: for one local step, the saddle point."""
+    game, local = Affine(common=False), dict(K=steps, eta_xl=0.02, eta_yl=0.02)
+    run = EXACT | dict(rounds=1000)
+    limit = path(FSGDA(**local), game, **run)[-1]
+    found = path(cls(K=steps, eta=0.02, **start), game, cohort=2, **run)
+    assert np.abs(found[-1] - limit).max() < 1e-11  # rounding of contracting rounds
+    assert np.ptp(path(FSGDA(**local), game, cohort=2, **run)[-50:], axis=0).max() > VISIBLE
+    gap = np.abs(limit - game.saddle().numpy()).max()
+    assert gap < 1e-11 if steps == 1 else gap > VISIBLE
 
 
 @pytest.mark.parametrize(

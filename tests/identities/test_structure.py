@@ -89,6 +89,8 @@ MINIMAX = {
     "FedNest": ("FedNest", dict(T=2, tau=3, alpha=0.05, beta=0.04), False),
     "LFedNest": ("LFedNest", dict(T=2, tau=3, alpha=0.05, beta=0.04), False),
     "LocalAMSGrad": ("LocalAMSGrad", STEPS, True),
+    "FedVARP": ("FedVARP", dict(K=3, eta=0.04, eta_g=0.9), True),
+    "MIFA": ("MIFA", dict(K=3, eta=0.04), True),
     "LocalSGDAPlus": ("LocalSGDAPlus", dict(q=3, S=6, **RATES), False),
     "MomentumLocalSGDA": ("MomentumLocalSGDA", dict(q=3, **RATES, beta_x=0.5, beta_y=0.3), True),
     "MomentumLocalSGDAPlus": ("MomentumLocalSGDAPlus", dict(q=3, S=6, **RATES), False),

@@ -18,7 +18,7 @@ from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
 from reference import composition_baselines as composed
-from reference import cross_device, proxskip, variates
+from reference import cross_device, memory, proxskip, variates
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
 from resumed import assert_path, assert_resumed
@@ -30,6 +30,7 @@ from mpifed.algorithms import (
     CDMAONE,
     CODASCA,
     FLRA,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     CODAPlus,
@@ -41,6 +42,7 @@ from mpifed.algorithms import (
     FedNormSGDAPlus,
     FedSGDAM,
     FedSGDAPlus,
+    FedVARP,
     LFedNest,
     LocalAMSGrad,
     LocalMOML,
@@ -308,6 +310,21 @@ CASES = {
             HALF, SCAFFOLD, variates.scaffold, SCAFFOLDS | dict(option=option), resumed=option == "II",
         )
         for option in ("II", "I", "I_sample")
+    },
+    "FedVARP": Case(
+        MINIMAX, FedVARP, memory.fedvarp, dict(K=3, eta=0.05), dict(eta=constant(0.05)),
+    ),
+    "FedVARP schedule": Case(
+        MINIMAX, FedVARP, memory.fedvarp, dict(K=2, eta=POWER | {"scale": 0.1}, eta_g=0.8),
+        dict(eta=power(0.1)), True,
+    ),
+    "MIFA": Case(MINIMAX, MIFA, memory.mifa, dict(K=3, eta=0.05), dict(eta=constant(0.05))),
+    **{
+        f"MIFA schedule {start}": Case(
+            MINIMAX, MIFA, memory.mifa, dict(K=2, eta=POWER | {"scale": 0.1}, initial_memory=start),
+            dict(eta=power(0.1)), True,
+        )
+        for start in ("updates", "zero")
     },
     **proxskips("ProxSkip-VIP-FL", ProxSkipVIPFL, SKIPS),
     **proxskips("ProxSkip-VIP-FL fixed", ProxSkipVIPFL, SKIPS | dict(p=1 / 3, period="fixed"), resumed=False),

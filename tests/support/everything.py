@@ -66,6 +66,8 @@ METHODS = {
     "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
     "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedVARP": (dict(K=2, eta=0.01), dict(eta=0)),
+    "MIFA": (dict(K=2, eta=0.01), None),
     "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), None),
     "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), None),
 }

@@ -22,6 +22,7 @@ from mpifed.algorithms import (
     LIPPAX,
     LSGD,
     MFCGD,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     SLIPPAX,
@@ -43,6 +44,7 @@ from mpifed.algorithms import (
     FedSGDAM,
     FedSGDAPlus,
     FeDualEx,
+    FedVARP,
     LFedNest,
     LocalAMSGrad,
     LocalDualExtrapolation,
@@ -171,6 +173,8 @@ COSTS = {
     "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
+    "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),
+    "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),
     "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
     # A new reference point in every step.
     "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
