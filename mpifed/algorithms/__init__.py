@@ -1,6 +1,7 @@
 """The methods, one family per file."""
 
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
+from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.composition_baselines import (
@@ -46,6 +47,7 @@ ALGORITHMS = {
         LocalAMSGrad,
         FedAvg, SCAFFOLD,
         FedVARP, MIFA,
+        FATClipping, Bi2Clip,
         ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )
 }

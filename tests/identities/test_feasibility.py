@@ -86,6 +86,7 @@ PROMISES = [
     Promise("FedDualAvg", dict(K=3, eta_c=0.05, eta_s=1.4)),
     *(Promise("FeDualEx", dict(K=3, eta_c=0.05, eta_s=1.4, shadow=shadow)) for shadow in (True, False)),
     Promise("FSGDA", GLOBAL),
+    *(Promise("FATClipping", GLOBAL | {"lam": 50.0, "per": per}) for per in ("iteration", "round")),
     Promise("FESSGDA", GLOBAL | {"p": 2.0, "beta": 0.3}),
     *(Promise("SmoothedGDA", CENTRAL | {"alternating": alternating}) for alternating in (False, True)),
     *(Promise("SAGDA", GLOBAL | {"variates": variates}) for variates in ("fresh", "stored")),
@@ -115,6 +116,7 @@ OF_X = {
     "LocalSCGDM": dict(p=2, eta=0.3),
     "FedNestComposition": dict(T=1, tau=2, alpha=0.3, beta=0.5, recompute_jacobian=True),
     "FedAvg": dict(K=2, eta=0.3, eta_g=1.4),
+    "Bi2Clip": dict(K=2, eta=0.3, u=5.0, u_g=2.0, eta_g=1.4),
 }
 
 

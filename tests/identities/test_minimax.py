@@ -17,6 +17,7 @@ from identity_games import (
     ROUNDING,
     VISIBLE,
     Affine,
+    Scaled,
     Started,
     Swapped,
     Timed,
@@ -37,7 +38,9 @@ from mpifed.algorithms import (
     MIFA,
     SAGDA,
     SCAFFOLD,
+    Bi2Clip,
     CODAPlus,
+    FATClipping,
     FedAvg,
     FedNest,
     FedNormSGDA,
@@ -55,6 +58,7 @@ from mpifed.algorithms import (
     ProxSkipVIPFL,
     SmoothedGDA,
 )
+from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -230,6 +234,35 @@ IDENTITIES = {
     ),
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
+    ),
+    "FAT-Clipping that clips nothing": Identity(
+        [FATClipping(**GLOBAL, lam=1e9, per=per) for per in ("iteration", "round")],
+        FSGDA(**GLOBAL),
+        [FATClipping(**GLOBAL, lam=1.0, per=per) for per in ("iteration", "round")],
+        SAMPLED,
+        Game(clients=5),
+    ),
+    "FAT-Clipping of one local step": Identity(
+        [FATClipping(**GLOBAL | {"K": 1}, lam=1.0, per="round")],
+        FATClipping(**GLOBAL | {"K": 1}, lam=1.0),
+        runs=SAMPLED,
+        problem=Game(clients=5),
+    ),
+    "FAT-Clipping per iteration": Identity(
+        [],
+        FATClipping(**GLOBAL, lam=1.0),
+        [FATClipping(**GLOBAL, lam=1.0, per="round"), FATClipping(**GLOBAL, lam=3.0, per="round")],
+    ),
+    "Bi²Clip without bounds": Identity(
+        [Bi2Clip(K=K, eta=ETA, u=float("inf"), u_g=float("inf"), eta_g=0.8)],
+        FedAvg(K=K, eta=ETA, eta_g=0.8),
+        [
+            Bi2Clip(K=K, eta=ETA, u=0.5, u_g=float("inf"), eta_g=0.8),
+            Bi2Clip(K=K, eta=ETA, u=float("inf"), u_g=0.02, eta_g=0.8),
+            Bi2Clip(K=K, eta=ETA, u=9.0, d=1.5, u_g=9.0, eta_g=0.8),
+        ],
+        SAMPLED,
+        Half(),
     ),
     "FedVARP and MIFA with all clients": Identity(
         [FedVARP(K=K, eta=ETA), MIFA(K=K, eta=ETA), MIFA(K=K, eta=ETA, initial_memory="zero")],
@@ -468,6 +501,35 @@ def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(met
     for variates, gradients in zip((simulation.clients.cx, simulation.clients.cy), own):
         torch.testing.assert_close(variates, torch.cat(gradients), rtol=0, atol=1e-9)
         assert torch.cat(gradients).norm(dim=1).min() > VISIBLE
+
+
+@pytest.mark.parametrize("per", ["iteration", "round"])
+def test_fat_clipping_bounds_the_steps(per):
+    """A factor 4 of f in the threshold and in 1/η changes exponents only, so not a bit changes."""
+    settings = GLOBAL | dict(eta_yg=1.3)
+    tiny = 0.01  # below every norm
+    points = path(FATClipping(**settings, lam=tiny, per=per), Game(), cohort=1)
+    steps = np.linalg.norm(np.diff(points[:, :DX], axis=0), axis=1)
+    bound = 1.3 * 0.05 * tiny * (K if per == "iteration" else 1)
+    assert (steps <= bound * (1 + ROUNDING)).all() and (steps > 0.9 * bound).all()
+    scaled = settings | dict(eta_xl=0.05 / 4, eta_yl=0.04 / 4)
+    left = path(FATClipping(**settings, lam=1.0, per=per), Game())
+    right = path(
+        FATClipping(**scaled, lam=4.0, per=per), Scaled(factor=4.0), noise=Gaussian(scale=4 * NOISE.scale)
+    )
+    assert np.array_equal(left, right)
+
+
+def test_bi2clip_with_equal_bounds_moves_all_coordinates_by_equal_steps_and_never_settles():
+    def steps(**bounds):
+        method = Bi2Clip(K=K, eta=ETA, eta_g=0.5, **{"u": 100.0, "u_g": 100.0} | bounds)
+        return np.abs(np.diff(path(method, Half(), rounds=300, **EXACT), axis=0))
+
+    np.testing.assert_allclose(steps(u_g=0.04, d_g=0.04), 0.02, rtol=1e-10)  # rounding of the points
+    assert steps()[-1].max() < ROUNDING
+    with pytest.raises(ValueError, match="d_g: expected at most the upper bound 0.1, got 0.2"):
+        steps(u_g=0.1, d_g=0.2)
+    assert steps(d=0.2)[-20:].max() > VISIBLE and steps(d_g=0.02)[-20:].min() > VISIBLE
 
 
 @pytest.mark.parametrize("steps", [1, K])

@@ -91,6 +91,8 @@ MINIMAX = {
     "LocalAMSGrad": ("LocalAMSGrad", STEPS, True),
     "FedVARP": ("FedVARP", dict(K=3, eta=0.04, eta_g=0.9), True),
     "MIFA": ("MIFA", dict(K=3, eta=0.04), True),
+    **{f"FATClipping {per}": ("FATClipping", GLOBAL | dict(lam=1.5, per=per), True)
+       for per in ("iteration", "round")},
     "LocalSGDAPlus": ("LocalSGDAPlus", dict(q=3, S=6, **RATES), False),
     "MomentumLocalSGDA": ("MomentumLocalSGDA", dict(q=3, **RATES, beta_x=0.5, beta_y=0.3), True),
     "MomentumLocalSGDAPlus": ("MomentumLocalSGDAPlus", dict(q=3, S=6, **RATES), False),

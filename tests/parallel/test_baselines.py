@@ -17,8 +17,8 @@ from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
+from reference import clipping, cross_device, memory, proxskip, variates
 from reference import composition_baselines as composed
-from reference import cross_device, memory, proxskip, variates
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
 from resumed import assert_path, assert_resumed
@@ -33,8 +33,10 @@ from mpifed.algorithms import (
     MIFA,
     SAGDA,
     SCAFFOLD,
+    Bi2Clip,
     CODAPlus,
     ComFedL,
+    FATClipping,
     FedAvg,
     FedNest,
     FedNestComposition,
@@ -311,6 +313,18 @@ CASES = {
         )
         for option in ("II", "I", "I_sample")
     },
+    **{
+        f"FATClipping {per}": Case(
+            MINIMAX, FATClipping, clipping.fat_clipping,
+            GLOBAL | dict(lam={"name": "power", "scale": scale, "offset": 1.0, "exponent": 0.5}, per=per),
+            dict(lam=power(scale)), per == "round", True,
+        )
+        for per, scale in (("iteration", 3.0), ("round", 6.0))
+    },
+    "Bi2Clip": Case(
+        HALF, Bi2Clip, clipping.bi2_clip, dict(K=3, eta=FALLING, u=1.2, d=0.3, u_g=0.15, d_g=0.05, eta_g=1.3),
+        dict(eta=lambda t: 0.09 / (1 + t) ** 0.6), True, True,
+    ),
     "FedVARP": Case(
         MINIMAX, FedVARP, memory.fedvarp, dict(K=3, eta=0.05), dict(eta=constant(0.05)),
     ),

@@ -28,10 +28,12 @@ from mpifed.algorithms import (
     SLIPPAX,
     AdaFGDA,
     AdaMFCGD,
+    Bi2Clip,
     CODAPlus,
     ComFedL,
     ExtraSGD,
     ExtraStepLocalSGD,
+    FATClipping,
     FedAvg,
     FedDualAvg,
     FedMuonDA,
@@ -175,6 +177,8 @@ COSTS = {
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
     "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),
     "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),
+    "FATClipping": (FATClipping(lam=0.5, **GLOBAL), Game, D, D, 1, K),
+    "Bi2Clip": (Bi2Clip(u=0.5, u_g=0.1, **LOCAL), Half, X, X, 1, K),
     "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
     # A new reference point in every step.
     "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
