@@ -1,5 +1,6 @@
 """The methods, one family per file."""
 
+from mpifed.algorithms.adaseg import LocalAdaSEG
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
@@ -47,6 +48,7 @@ ALGORITHMS = {
         LocalAMSGrad,
         FedAvg, SCAFFOLD,
         FedVARP, MIFA,
+        LocalAdaSEG,
         FATClipping, Bi2Clip,
         ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )

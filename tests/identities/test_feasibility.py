@@ -83,6 +83,7 @@ PROMISES = [
     ),
     Promise("ExtraSGD", dict(eta=0.1, b=2)),
     Promise("ExtraStepLocalSGD", DUAL),
+    Promise("LocalAdaSEG", dict(K=3, G_0=1.0, D=1.0)),
     Promise("FedDualAvg", dict(K=3, eta_c=0.05, eta_s=1.4)),
     *(Promise("FeDualEx", dict(K=3, eta_c=0.05, eta_s=1.4, shadow=shadow)) for shadow in (True, False)),
     Promise("FSGDA", GLOBAL),

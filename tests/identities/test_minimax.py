@@ -40,6 +40,7 @@ from mpifed.algorithms import (
     SCAFFOLD,
     Bi2Clip,
     CODAPlus,
+    ExtraStepLocalSGD,
     FATClipping,
     FedAvg,
     FedNest,
@@ -50,6 +51,7 @@ from mpifed.algorithms import (
     FedSGDAPlus,
     FedVARP,
     LFedNest,
+    LocalAdaSEG,
     LocalAMSGrad,
     LocalSGDA,
     LocalSGDAPlus,
@@ -518,6 +520,33 @@ def test_fat_clipping_bounds_the_steps(per):
         FATClipping(**scaled, lam=4.0, per=per), Scaled(factor=4.0), noise=Gaussian(scale=4 * NOISE.scale)
     )
     assert np.array_equal(left, right)
+
+
+def test_localadaseg_with_a_large_guess_is_extra_step_local_sgd():
+    """With D α / G_0 = η, the step sizes are η up to O(1 / G_0²)."""
+    right = path(ExtraStepLocalSGD(K=K, eta=ETA), Game())
+    gaps = [distance(path(LocalAdaSEG(K=K, G_0=G, D=ETA * G), Game()), right) for G in (1.0, 1e2, 1e3)]
+    assert gaps[0] > VISIBLE and gaps[2] == pytest.approx(gaps[1] / 100, rel=0.05)
+
+
+def test_localadaseg_does_not_depend_on_the_scale_of_f_and_its_steps_never_grow():
+    """A factor 4 changes exponents only, so not a bit changes."""
+    left, right, fixed = (
+        path(LocalAdaSEG(K=K, G_0=G, D=0.3), problem, noise=Gaussian(scale=scale))
+        for G, problem, scale in (
+            (2.0, Game(), 0.3), (8.0, Scaled(factor=4.0), 1.2), (2.0, Scaled(factor=4.0), 1.2),
+        )
+    )  # fmt: skip
+    assert np.array_equal(left, right) and distance(left, fixed) > VISIBLE
+    simulation = Simulation.from_settings(
+        configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused"), SerialComm()
+    )
+    simulation.start()
+    before = simulation.clients.squares.clone()
+    for _ in range(3):
+        simulation.step()
+        assert (simulation.clients.squares > before).all()
+        before = simulation.clients.squares.clone()
 
 
 def test_bi2clip_with_equal_bounds_moves_all_coordinates_by_equal_steps_and_never_settles():

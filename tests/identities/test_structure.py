@@ -37,6 +37,7 @@ from mpifed.algorithms import (
     FedDualAvg,
     FedSGDAM,
     FeDualEx,
+    LocalAdaSEG,
     LocalDualExtrapolation,
     LocalSCGDM,
     LocalSGDA,
@@ -151,6 +152,7 @@ OPERATORS = {
     "LocalDualExtrapolation": LocalDualExtrapolation(K=3, eta=0.05),
     "FedDualAvg": FedDualAvg(K=3, eta_c=0.05),
     "FeDualEx": FeDualEx(K=3, eta_c=0.05),
+    "LocalAdaSEG": LocalAdaSEG(K=3, G_0=3.0, D=0.2),
     "ProxSkipVIPFL": ProxSkipVIPFL(gamma=0.05, p=0.4),
 }
 COMPOSITIONS = {
@@ -236,6 +238,7 @@ PERIODIC = {
     "CODASCA": (lambda q: CODASCA(K=q, eta=0.04, T=999, prox=0.0), Game, 1, 0, True),
     "LSGD": (lambda q: LSGD(K=q, eta=0.05), Field, 1, 0, True),
     "LESGD": (lambda q: LESGD(K=q, eta=0.05), Field, 2, 0, True),
+    "LocalAdaSEG": (lambda q: LocalAdaSEG(K=q, G_0=3.0, D=0.2), Field, 2, 0, True),
     "LIPPAX": (lambda q: LIPPAX(K=q, eta=0.05, H=2, L=3.0), Field, 3, 0, True),
     # Mirror maps count all steps, not those of a round.
     "LocalDualExtrapolation": (

@@ -68,6 +68,7 @@ METHODS = {
     "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedVARP": (dict(K=2, eta=0.01), dict(eta=0)),
     "MIFA": (dict(K=2, eta=0.01), None),
+    "LocalAdaSEG": (dict(K=2, G_0=1.0, D=0.1), None),
     "FATClipping": (dict(lam=0.5, per="round", **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "Bi2Clip": (dict(K=2, eta=0.01, u=0.5, u_g=0.1, d=0.01), dict(eta_g=0)),
     "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), None),

@@ -48,6 +48,7 @@ from mpifed.algorithms import (
     FeDualEx,
     FedVARP,
     LFedNest,
+    LocalAdaSEG,
     LocalAMSGrad,
     LocalDualExtrapolation,
     LocalMOML,
@@ -179,6 +180,7 @@ COSTS = {
     "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),
     "FATClipping": (FATClipping(lam=0.5, **GLOBAL), Game, D, D, 1, K),
     "Bi2Clip": (Bi2Clip(u=0.5, u_g=0.1, **LOCAL), Half, X, X, 1, K),
+    "LocalAdaSEG": (LocalAdaSEG(K=K, G_0=1.0, D=0.1), Game, D + 1, D, 1, 2 * K),
     "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
     # A new reference point in every step.
     "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),

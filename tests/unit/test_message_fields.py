@@ -24,6 +24,7 @@ TINY = {
     "LIPPAX": {"eta": 1e-14},
     "SLIPPAX": {"eta": 1e-14},
     "CODAPlus": {"eta": 1e-14},
+    "LocalAdaSEG": {"D": 1e-14},
     "MIFA": {"eta": 1e-14},
     "ProxSkipVIPFL": {"gamma": 1e-14},
     "ProxSkipLSVRGDAFL": {"gamma": 1e-14},
