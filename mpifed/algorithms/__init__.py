@@ -1,6 +1,8 @@
 """The methods, one family per file."""
 
+from mpifed.algorithms.adaseg import LocalAdaSEG
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
+from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.composition_baselines import (
@@ -21,6 +23,8 @@ from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
+from mpifed.algorithms.memory import MIFA, FedVARP
+from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
@@ -43,6 +47,10 @@ ALGORITHMS = {
         FLRA,
         LocalAMSGrad,
         FedAvg, SCAFFOLD,
+        FedVARP, MIFA,
+        LocalAdaSEG,
+        FATClipping, Bi2Clip,
+        ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )
 }
 

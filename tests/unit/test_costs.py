@@ -22,15 +22,18 @@ from mpifed.algorithms import (
     LIPPAX,
     LSGD,
     MFCGD,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     SLIPPAX,
     AdaFGDA,
     AdaMFCGD,
+    Bi2Clip,
     CODAPlus,
     ComFedL,
     ExtraSGD,
     ExtraStepLocalSGD,
+    FATClipping,
     FedAvg,
     FedDualAvg,
     FedMuonDA,
@@ -43,7 +46,9 @@ from mpifed.algorithms import (
     FedSGDAM,
     FedSGDAPlus,
     FeDualEx,
+    FedVARP,
     LFedNest,
+    LocalAdaSEG,
     LocalAMSGrad,
     LocalDualExtrapolation,
     LocalMOML,
@@ -53,6 +58,8 @@ from mpifed.algorithms import (
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
+    ProxSkipLSVRGDAFL,
+    ProxSkipVIPFL,
     SmoothedGDA,
 )
 from mpifed.parallel.comm import SerialComm
@@ -67,6 +74,7 @@ RATES = dict(eta_x=0.01, eta_y=0.01)
 NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 LOCAL = dict(K=K, eta=0.01)
 CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
+SKIP = dict(gamma=0.01, p=1 / K, period="fixed")
 NEST = dict(tau=K, alpha=0.01, beta=0.01)
 
 #: Method, problem, elements up, elements down, phases, calls; a comment if a paper counts otherwise.
@@ -168,6 +176,14 @@ COSTS = {
     "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
+    "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),
+    "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),
+    "FATClipping": (FATClipping(lam=0.5, **GLOBAL), Game, D, D, 1, K),
+    "Bi2Clip": (Bi2Clip(u=0.5, u_g=0.1, **LOCAL), Half, X, X, 1, K),
+    "LocalAdaSEG": (LocalAdaSEG(K=K, G_0=1.0, D=0.1), Game, D + 1, D, 1, 2 * K),
+    "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
+    # A new reference point in every step.
+    "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
 }  # fmt: skip
 
 
