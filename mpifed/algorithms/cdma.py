@@ -25,6 +25,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["CDMAADA", "CDMANC", "CDMAONE"]
 
@@ -36,8 +37,8 @@ class CDMANC(Algorithm):
     """CDMA-NC: K local steps, then the average over the cohort."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta_x: float = Field(ge=0, description="step size of x (descent)")
-    eta_y: float = Field(ge=0, description="step size of y (ascent)")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
 
     source = "Xie et al. 2023, CDMA-NC"
     cites = ("xie2023cdma",)
@@ -48,15 +49,15 @@ class CDMANC(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        eta_x, eta_y = self.rates(now)
-        for _ in range(self.K):
+        for k in range(1, self.K + 1):
+            eta_x, eta_y = self.rates(now, k)
             gx, gy = self.direction(shared, x, y, oracle)
             x, y = oracle.sets.x(x - eta_x * gx), oracle.sets.y(y + eta_y * gy)             # update
         message.x, message.y = x, y
 
-    def rates(self, now) -> tuple[float, float]:
-        """Return the step sizes of x and y in this round."""
-        return self.eta_x, self.eta_y
+    def rates(self, now, k: int) -> tuple[float, float]:
+        """Return the step sizes of x and y in step k of this round."""
+        return self.eta_x(now.step(k)), self.eta_y(now.step(k))
 
     def direction(self, shared, x, y, oracle):
         """Return the directions of a local step at (x, y), ``[C, dx]`` and ``[C, dy]``."""
@@ -108,8 +109,13 @@ class CDMAONE(CDMANC):
 class CDMAADA(CDMAONE):
     """CDMA-ADA: (u, v) is a recursive (STORM) estimator, updated by the cohort of each round."""
 
+    eta_x: float = Field(ge=0, description="η_0 of x, a number, because the method has the schedule η_t")
+    eta_y: float = Field(ge=0, description="η_0 of y, a number, because the method has the schedule η_t")
     alpha: float = Field(
-        default=0.95, gt=0, description="α_0 of the weight α_t = min(1, α_0 / (t+1)^b) of fresh gradients"
+        default=0.95,
+        gt=0,
+        description="α_0 of the weight α_t = min(1, α_0 / (t+1)^b) of fresh gradients, a number, because α_t "
+        "is a schedule",
     )
     a: float = Field(
         default=1 / 3, ge=0, description="exponent of the step sizes η_t = η_0 / (t+1)^a, t from 0"
@@ -121,7 +127,7 @@ class CDMAADA(CDMAONE):
     shared = Record(x="x", y="y", old_x="x", old_y="y") | _GRADIENT
     collected_fields = Record(du="x", dv="y")
 
-    def rates(self, now) -> tuple[float, float]:
+    def rates(self, now, k) -> tuple[float, float]:
         return self.eta_x / now.round**self.a, self.eta_y / now.round**self.a
 
     def old_weight(self, now) -> float:

@@ -17,6 +17,7 @@ Readings:
 * *Lower bounds.* With d > 0 the steps do not vanish at a solution, so constant step sizes do not converge.
 * *Sets.* If the problem has sets, points are projected after every local step and at the server, and Δ_i is
   the projected displacement divided by η_l. The papers have no sets.
+* *Schedules of η_l.* Δ_i is then divided by the mean step size of the round.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ class FATClipping(FSGDA):
 
     def client_round(self, now, shared, client, message, oracle):
         x, y, lam = shared.x, shared.y, self.lam(now.round)
-        for _ in range(self.K):
+        for k in range(1, self.K + 1):
+            t = now.step(k)
             gx, gy = oracle.grad(x, y, oracle.sample())
             if self.per == "iteration":
                 gx, gy = clip(gx, lam), clip(gy, lam)
-            x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)
+            x, y = oracle.sets.x(x - self.eta_xl(t) * gx), oracle.sets.y(y + self.eta_yl(t) * gy)
         dx, dy = x - shared.x, y - shared.y
         if self.per == "round":
-            dx, dy = clip(dx, self.eta_xl * lam), clip(dy, self.eta_yl * lam)
+            eta_x, eta_y = now.total(self.eta_xl) / self.K, now.total(self.eta_yl) / self.K
+            dx, dy = clip(dx, eta_x * lam), clip(dy, eta_y * lam)
         message.dx, message.dy = dx, dy
 
 
@@ -79,7 +82,7 @@ class Bi2Clip(Algorithm):
     d_g: float | None = Field(
         default=None, ge=0, description="lower bound d̃ for the average displacement; default: none"
     )
-    eta_g: float = Field(default=1.0, ge=0, description="step size η̃ of the server")
+    eta_g: Rate = Field(default=1.0, validate_default=True, description="server step size η̃ in a round")
 
     source = "Lee, Zaheer & Li 2025, Bi²Clip"
     cites = ("lee2025tailopt",)
@@ -102,7 +105,7 @@ class Bi2Clip(Algorithm):
         message.dx = x - shared.x
 
     def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_g * _bi_clip(mean.dx, self.d_g, self.u_g))
+        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * _bi_clip(mean.dx, self.d_g, self.u_g))
 
 
 def _bi_clip(v: torch.Tensor, d: float | None, u: float) -> torch.Tensor:

@@ -33,6 +33,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record, stored
+from mpifed.core.schedules import Rate
 
 __all__ = ["CODAPlus", "CODASCA"]
 
@@ -42,7 +43,9 @@ class CODAPlus(Algorithm):
     """CODA+: Local-SGDA with one step size for both blocks, in stages with a proximal term."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta: float = Field(gt=0, description="step size η of both blocks in the first stage")
+    eta: float = Field(
+        gt=0, description="step size η of both blocks in the first stage, a number: stages are its schedule"
+    )
     T: int = Field(ge=1, description="rounds of the first stage")
     growth: float = Field(
         default=3.0, ge=1, description="ratio of the numbers of rounds of successive stages"
@@ -114,7 +117,9 @@ class CODAPlus(Algorithm):
 class CODASCA(CODAPlus):
     """CODASCA: CODA+ with control variates in both blocks and a global step size."""
 
-    eta_g: float = Field(default=1.0, ge=0, description="global step size; 1 is plain averaging")
+    eta_g: Rate = Field(
+        default=1.0, validate_default=True, description="global step size in a round; 1: plain averaging"
+    )
     keep_variates: bool = Field(default=False, description="keep the variates in the next stage")
 
     source = "Yuan et al. 2021, CODASCA"
@@ -143,8 +148,9 @@ class CODASCA(CODAPlus):
         client.cy += message.dcy
 
     def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_g * mean.dx)
-        shared.y = now.sets.y(shared.y + self.eta_g * mean.dy)
+        eta_g = self.eta_g(now.round)
+        shared.x = now.sets.x(shared.x + eta_g * mean.dx)
+        shared.y = now.sets.y(shared.y + eta_g * mean.dy)
         shared.cx += now.cohort_weight * mean.dcx
         shared.cy += now.cohort_weight * mean.dcy
         if self.end_round(now, shared) and not self.keep_variates:

@@ -48,7 +48,7 @@ class AdaMFCGD(Algorithm):
     """AdaMFCGD: STORM on every level, with an adaptive matrix that is updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: float = Field(default=0.1, ge=0, description="step size γ")
+    gamma: Rate = Field(default=0.1, validate_default=True, description="step size γ")
     eta: Rate = Field(default=1.0, validate_default=True, description="step η_t, multiplies γ")
     alpha: Weight = Field(
         default=0.1, validate_default=True, description="weight α_{t+1} of the fresh value in h"
@@ -115,7 +115,7 @@ class AdaMFCGD(Algorithm):
         shared.x = self._step(now.step(self.q), mean.x, mean.w, shared.A, now.sets)         # line 7
 
     def _step(self, t, x, w, A, sets):
-        return sets.x(x - self.gamma * self.eta(t) * (w / A))
+        return sets.x(x - self.gamma(t) * self.eta(t) * (w / A))
 
     def _storm(self, t, oracle, zeta, xi, x, old, h, u, v):
         """Return h, u, v at t + 1, with the samples ζ_{t+1} and ξ_{t+1} at the points ``x`` and ``old``."""

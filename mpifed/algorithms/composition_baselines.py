@@ -28,7 +28,7 @@ from mpifed.base.errors import ContractError
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Constant, Rate, Weight
 
 __all__ = ["ComFedL", "FedNestComposition", "LocalMOML", "LocalSCGD", "LocalSCGDM"]
 
@@ -74,7 +74,7 @@ class LocalMOML(Algorithm):
 
     H: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
-    beta: float = Field(default=0.9, ge=0, le=1, description="weight β of the fresh value in u")
+    beta: Weight = Field(default=0.9, validate_default=True, description="weight β of the fresh value in u")
     K_0: int = Field(default=1, ge=1, description="samples of the first value of u in a round")
     first_order: bool = Field(
         default=False, description="replace the Jacobian by the identity, as in first-order meta-learning"
@@ -101,7 +101,8 @@ class LocalMOML(Algorithm):
         for k in range(1, self.H + 1):
             zeta = oracle.sample(of="g")
             g, J = (oracle.g(x, zeta), None) if self.first_order else oracle.g_and_jacobian(x, zeta)
-            u = (1 - self.beta) * u + self.beta * g
+            beta = self.beta(now.step(k))
+            u = (1 - beta) * u + beta * g
             slope = oracle.grad_f(u, oracle.sample(of="f"))
             x = oracle.sets.x(x - self.eta(now.step(k)) * (slope if J is None else chain_rule(J, slope)))
         message.x = x
@@ -113,9 +114,11 @@ class LocalSCGDM(Algorithm):
 
     p: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
-    beta: float = Field(default=0.3, ge=0, le=1, description="weight β of the fresh value in u")
-    alpha: float = Field(
-        default=0.2, ge=0, le=1, description="weight α of the fresh gradient in the momentum; 1: no momentum"
+    beta: Weight = Field(default=0.3, validate_default=True, description="weight β of the fresh value in u")
+    alpha: Weight = Field(
+        default=0.2,
+        validate_default=True,
+        description="weight α of the fresh gradient in the momentum; 1: no momentum",
     )
     average_inner: bool = Field(
         default=True, description="average u at a synchronisation; false: u remains local"
@@ -131,8 +134,13 @@ class LocalSCGDM(Algorithm):
 
     @property
     def message(self) -> Record:
-        momentum = Record(m="x") if self.alpha < 1 else Record()
+        momentum = Record(m="x") if self.has_momentum else Record()
         return Record(x="x") | momentum | (Record(u="u") if self.average_inner else Record())
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the momentum differs from the fresh gradient."""
+        return self.alpha != Constant(1.0)
 
     @property
     def shared(self) -> Record:
@@ -144,16 +152,17 @@ class LocalSCGDM(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         record_of_u = shared if self.average_inner else client
-        x, u, m = shared.x, record_of_u.u, shared.m if self.alpha < 1 else 0.0
+        x, u, m = shared.x, record_of_u.u, shared.m if self.has_momentum else 0.0
         for k in range(1, self.p + 1):
-            beta, alpha = (1.0, 1.0) if now.step(k) == 1 else (self.beta, self.alpha)
+            t = now.step(k)
+            beta, alpha = (1.0, 1.0) if t == 1 else (self.beta(t), self.alpha(t))
             g, J = oracle.g_and_jacobian(x, oracle.sample(of="g"))
             u = (1 - beta) * u + beta * g
             slope = oracle.grad_f(u, oracle.sample(of="f"))
             m = (1 - alpha) * m + alpha * chain_rule(J, slope)
-            x = oracle.sets.x(x - self.eta(now.step(k)) * m)
+            x = oracle.sets.x(x - self.eta(t) * m)
         message.x = x
-        if self.alpha < 1:
+        if self.has_momentum:
             message.m = m
         (message if self.average_inner else client).u = u
 
@@ -167,8 +176,8 @@ class FedNestComposition(Algorithm):
 
     T: int = Field(ge=1, description="calls of the inner solver per round")
     tau: int = Field(ge=1, description="local steps τ of each call")
-    alpha: float = Field(ge=0, description="step size α of x")
-    beta: float = Field(ge=0, description="step size β of y; β = τ = 1 gives the mean inner value")
+    alpha: Rate = Field(description="step size α of x in a round")
+    beta: Rate = Field(description="step size β of y in a round; β = τ = 1 gives the mean inner value")
     tau_outer: int | None = Field(
         default=None, ge=1, description="local steps of x; default: tau"
     )
@@ -212,7 +221,7 @@ class FedNestComposition(Algorithm):
     def client_inner(self, now, shared, client, message, oracle):
         y = shared.y
         for _ in range(self.tau):
-            y = y - self.beta * ((y - shared.y) + shared.q)
+            y = y - self.beta(now.round) * ((y - shared.y) + shared.q)
         message.y = y
 
     def client_outer(self, now, shared, client, message, oracle):
@@ -229,7 +238,7 @@ class FedNestComposition(Algorithm):
                 zeta = oracle.sample(of="g")
                 before = self._gradient(shared.x, shared.v, zeta, oracle)
                 h = self._gradient(x, shared.v, zeta, oracle) - before + h
-            x = oracle.sets.x(x - self.alpha * h)
+            x = oracle.sets.x(x - self.alpha(now.round) * h)
         message.x = x
 
     def _gradient(self, x, v, zeta, oracle):

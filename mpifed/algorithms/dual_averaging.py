@@ -46,8 +46,10 @@ __all__ = ["FedDualAvg", "FeDualEx"]
 @hyperparameters
 class _ServerRate(DualMethod):
     K: int = Field(ge=1, description="local steps per round")
-    eta_c: float = Field(ge=0, description="client step size η_c")
-    eta_s: float = Field(default=1.0, ge=0, description="server step size η_s")
+    eta_c: float = Field(ge=0, description="client step size η_c, a number, because φ has the weight k η_c")
+    eta_s: float = Field(
+        default=1.0, ge=0, description="server step size η_s, a number, because φ has the weight η_s r K η_c"
+    )
     mirror: Mirror = Field(default=Euclidean(), description="the mirror map, of the distance generator h")
 
     #: ``rounds`` is the number of completed rounds.

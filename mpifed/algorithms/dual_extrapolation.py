@@ -65,7 +65,7 @@ class LocalDualExtrapolation(DualMethod):
     """Local dual extrapolation with the problem's φ."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta: float = Field(ge=0, description="step size η")
+    eta: float = Field(ge=0, description="step size η, a number, because the weight of φ is t η")
     sync_extrapolation: bool = Field(
         default=True,
         description="average the dual x before the second call of a synchronising step (a second phase)",

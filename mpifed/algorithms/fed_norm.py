@@ -28,6 +28,7 @@ from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
 
@@ -37,10 +38,10 @@ class FedNormSGDA(Algorithm):
     """Fed-Norm-SGDA: client i takes τ_i local steps and sends the normalised sum of its gradients."""
 
     tau: int | tuple[int, ...] = Field(description="local steps τ_i: one number, or one per client")
-    eta_x: float = Field(ge=0, description="local step size of x (descent)")
-    eta_y: float = Field(ge=0, description="local step size of y (ascent)")
-    gamma_x: float = Field(ge=0, description="global step size of x; η_x is plain averaging")
-    gamma_y: float = Field(ge=0, description="global step size of y; η_y is plain averaging")
+    eta_x: Rate = Field(description="local step size of x (descent)")
+    eta_y: Rate = Field(description="local step size of y (ascent)")
+    gamma_x: Rate = Field(description="global step size of x in a round; η_x is plain averaging")
+    gamma_y: Rate = Field(description="global step size of y in a round; η_y is plain averaging")
     a: float | tuple[float, ...] = Field(
         default=1.0, description="weights of the local steps: r for 1, r, r², ..., or a list"
     )
@@ -79,11 +80,11 @@ class FedNormSGDA(Algorithm):
         x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
         tau = np.broadcast_to(self.tau, now.clients)[oracle.client]
         a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
-        for active, weight in zip(_steps(oracle, tau), a):
+        for k, (active, weight) in enumerate(zip(_steps(oracle, tau), a), start=1):
             gx, gy = (weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample()))
             if active is not None:
                 gx, gy = torch.where(active, gx, 0.0), torch.where(active, gy, 0.0)
-            x, y = x - self.eta_x * gx, y + self.eta_y * gy
+            x, y = x - self.eta_x(now.step(k)) * gx, y + self.eta_y(now.step(k)) * gy
             message.gx += gx
             message.gy += gy
         total = to_device(np.cumsum(a)[tau - 1, None], message.gx.device, message.gx.dtype)
@@ -94,8 +95,8 @@ class FedNormSGDA(Algorithm):
         # `cohort_weight` cancels the division of the mean by the total weight of the sampled clients.
         sampled = 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort
         scale = sampled * (self.tau_eff or float(np.mean(self.tau)))
-        shared.x = now.sets.x(shared.x - scale * self.gamma_x * mean.gx)
-        shared.y = now.sets.y(shared.y + scale * self.gamma_y * mean.gy)
+        shared.x = now.sets.x(shared.x - scale * self.gamma_x(now.round) * mean.gx)
+        shared.y = now.sets.y(shared.y + scale * self.gamma_y(now.round) * mean.gy)
 
     def snapshot(self, now, shared):
         """Return the x at which the gradient in y is evaluated; ``None`` for the client's x."""

@@ -40,10 +40,14 @@ class FedSGDAPlus(Algorithm):
 
     K: int = Field(ge=1, description="local steps per round")
     S: int = Field(ge=1, description="rounds between two snapshots of x")
-    eta_x: float = Field(ge=0, description="local step size of x (descent)")
-    eta_y: float = Field(ge=0, description="local step size of y (ascent)")
-    gamma_x: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
-    gamma_y: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
+    eta_x: Rate = Field(description="local step size of x (descent)")
+    eta_y: Rate = Field(description="local step size of y (ascent)")
+    gamma_x: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
+    )
+    gamma_y: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
+    )
 
     source = "Wu et al. 2023, FedSGDA+"
     cites = ("wu2023fedsgdam",)
@@ -55,15 +59,16 @@ class FedSGDAPlus(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, y, snapshot = shared.x, shared.y, snapshot_of(now, shared, self.S)
-        for _ in range(self.K):
+        for k in range(1, self.K + 1):
+            t = now.step(k)
             gx, gy = gradients(oracle, x, y, snapshot, oracle.sample())
-            x, y = oracle.sets.x(x - self.eta_x * gx), oracle.sets.y(y + self.eta_y * gy)
+            x, y = oracle.sets.x(x - self.eta_x(t) * gx), oracle.sets.y(y + self.eta_y(t) * gy)
         message.dx, message.dy = x - shared.x, y - shared.y
 
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S)
-        shared.x = now.sets.x(shared.x + self.gamma_x * mean.dx)
-        shared.y = now.sets.y(shared.y + self.gamma_y * mean.dy)
+        shared.x = now.sets.x(shared.x + self.gamma_x(now.round) * mean.dx)
+        shared.y = now.sets.y(shared.y + self.gamma_y(now.round) * mean.dy)
 
 
 @hyperparameters

@@ -112,7 +112,9 @@ class FedAvg(Algorithm):
 
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
-    eta_g: float = Field(default=1.0, ge=0, description="step size of the server; 1 is plain averaging")
+    eta_g: Rate = Field(
+        default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
+    )
     server: Server = Field(default=Average(), description="the server's update from the average displacement")
 
     source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"
@@ -136,4 +138,4 @@ class FedAvg(Algorithm):
         message.dx = x - shared.x
 
     def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_g * self.server(shared, mean.dx))
+        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * self.server(shared, mean.dx))

@@ -26,6 +26,7 @@ from pydantic import Field
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["FedNest", "LFedNest"]
 
@@ -38,8 +39,8 @@ class FedNest(Algorithm):
 
     T: int = Field(ge=1, description="inner calls per round")
     tau: int = Field(ge=1, description="local steps τ per call")
-    alpha: float = Field(ge=0, description="step size α of x (descent)")
-    beta: float = Field(ge=0, description="step size β of y (ascent)")
+    alpha: Rate = Field(description="step size α of x (descent) in a round")
+    beta: Rate = Field(description="step size β of y (ascent) in a round")
     tau_outer: int | None = Field(
         default=None, ge=1, description="local steps of the outer call; default: tau"
     )
@@ -86,7 +87,7 @@ class FedNest(Algorithm):
             direction = oracle.grad(shared.x, y, xi)[1]
             if self.inner == "svrg":
                 direction = direction - oracle.grad(shared.x, shared.y, xi)[1] + shared.q
-            y = oracle.sets.y(y + self.beta * direction)
+            y = oracle.sets.y(y + self.beta(now.round) * direction)
         message.y = y
 
     def gather_x(self, now, shared, client, message, oracle):
@@ -99,7 +100,7 @@ class FedNest(Algorithm):
             direction = oracle.grad(x, shared.y, xi)[0]
             if self.outer == "svrg":
                 direction = direction - oracle.grad(shared.x, shared.y, xi)[0] + shared.h
-            x = oracle.sets.x(x - self.alpha * direction)
+            x = oracle.sets.x(x - self.alpha(now.round) * direction)
         message.x = x
 
 

@@ -55,8 +55,8 @@ class AdaFGDA(Algorithm):
     """AdaFGDA: STORM with adaptive matrices that are updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: float = Field(default=0.1, ge=0, description="step size γ of x")
-    lam: float = Field(default=0.1, ge=0, description="step size λ of y")
+    gamma: Rate = Field(default=0.1, validate_default=True, description="step size γ of x")
+    lam: Rate = Field(default=0.1, validate_default=True, description="step size λ of y")
     eta: Rate = Field(default=1.0, validate_default=True, description="mixing step η_t of both blocks")
     alpha: Weight = Field(
         default=0.1, validate_default=True, description="weight α_{t+1} of the fresh gradient in v (y)"
@@ -155,11 +155,11 @@ class AdaFGDA(Algorithm):
 
     def step(self, t, x, y, w, v, shared, sets):
         """Return x_{t+1}, y_{t+1} for point and estimators at t: lines 7-8, 11-12 with x̂ and ŷ inserted."""
-        eta = self.eta(t)
-        x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * self.gamma))
+        eta, gamma, lam = self.eta(t), self.gamma(t), self.lam(t)
+        x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * gamma))
         if self.project_y == "step":
-            return x, y + eta * (sets.y(torch.addcdiv(y, v, shared.B, value=self.lam)) - y)
-        return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * self.lam))
+            return x, y + eta * (sets.y(torch.addcdiv(y, v, shared.B, value=lam)) - y)
+        return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * lam))
 
     def storm(self, t, oracle, xi, new, old, w, v):
         """Return w_{t+1}, v_{t+1}, with the sample ξ_{t+1} at the new and the old point: lines 16 and 15."""

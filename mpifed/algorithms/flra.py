@@ -18,6 +18,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["FLRA"]
 
@@ -27,8 +28,8 @@ class FLRA(Algorithm):
     """FLRA: local descent in w and ascent in the client's ψ, then the average of w."""
 
     tau: int = Field(ge=1, description="local steps τ per round")
-    eta_1: float = Field(ge=0, description="step size η_1 of w, the block x (descent)")
-    eta_2: float = Field(ge=0, description="step size η_2 of ψ, the block y (ascent); 0 gives FedAvg")
+    eta_1: Rate = Field(description="step size η_1 of w, the block x (descent)")
+    eta_2: Rate = Field(description="step size η_2 of ψ, the block y (ascent); 0 gives FedAvg")
 
     source = "Reisizadeh et al. 2020, FLRA"
     cites = ("reisizadeh2020flra",)
@@ -40,7 +41,8 @@ class FLRA(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         w, psi = shared.x, client.y
-        for _ in range(self.tau):
+        for k in range(1, self.tau + 1):
+            t = now.step(k)
             gw, gpsi = oracle.grad(w, psi, oracle.sample())
-            w, psi = oracle.sets.x(w - self.eta_1 * gw), oracle.sets.y(psi + self.eta_2 * gpsi)
+            w, psi = oracle.sets.x(w - self.eta_1(t) * gw), oracle.sets.y(psi + self.eta_2(t) * gpsi)
         message.x, client.y = w, psi

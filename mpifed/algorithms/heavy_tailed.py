@@ -12,7 +12,8 @@ Readings:
   which is constant during a round.
 * *Control variates.* They are averages of the gradients of the round, not of the momenta.
 * *Misprint.* X_{t+1,i} in FedMuon-DA is read as X_{t,i+1}.
-* *Global step.* It is γ / (η p) times the averaged displacement (line 11).
+* *Global step.* It is γ / (η p) times the averaged displacement (line 11). If η is a schedule, η p is the sum
+  of the round's local step sizes, so that γ multiplies a weighted mean of the directions.
 * *Blocks.* x and y are normalised, clipped or orthogonalised separately. The direction of u = 0 is 0.
 * *First round.* The paper does not specify u_{-1} and g_{-1}; ``first_round`` selects them:
 
@@ -36,6 +37,7 @@ from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.directions import Clip, Normalize, NormOver, Orthogonalize
 from mpifed.core.records import Record, not_sent
+from mpifed.core.schedules import PositiveRate, Rate, Weight
 
 __all__ = ["FedNSGDAM", "FedMuonDA", "FedSGDAClip"]
 
@@ -45,15 +47,19 @@ _VARIATES = Record(gx="x", gy="y")
 @hyperparameters
 class _HeavyTailed(Algorithm):
     p: int = Field(ge=1, description="local steps per round")
-    eta_x: float = Field(gt=0, description="local step size of x (descent)")
-    eta_y: float = Field(gt=0, description="local step size of y (ascent)")
-    gamma_x: float = Field(ge=0, description="global step size of x")
-    gamma_y: float = Field(ge=0, description="global step size of y")
-    beta_x: float = Field(
-        default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of x"
+    eta_x: PositiveRate = Field(description="local step size of x (descent)")
+    eta_y: PositiveRate = Field(description="local step size of y (ascent)")
+    gamma_x: Rate = Field(description="global step size of x in a round")
+    gamma_y: Rate = Field(description="global step size of y in a round")
+    beta_x: Weight = Field(
+        default=0.9,
+        validate_default=True,
+        description="weight of the fresh gradient in the momentum of x in a round",
     )
-    beta_y: float = Field(
-        default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of y"
+    beta_y: Weight = Field(
+        default=0.9,
+        validate_default=True,
+        description="weight of the fresh gradient in the momentum of y in a round",
     )
     first_round: Literal["beta_one", "zero", "gradient"] = Field(
         default="beta_one", description="momentum and variates before the first round (see Readings)"
@@ -73,7 +79,8 @@ class _HeavyTailed(Algorithm):
         return (Phase(self.client_start, _VARIATES, self.server_start),)
 
     def _betas(self, now):
-        return (1.0, 1.0) if now.round == 1 and self.first_round == "beta_one" else (self.beta_x, self.beta_y)
+        is_first = now.round == 1 and self.first_round == "beta_one"
+        return (1.0, 1.0) if is_first else (self.beta_x(now.round), self.beta_y(now.round))
 
     def client_start(self, now, shared, client, message, oracle):
         for _ in range(self.p):
@@ -88,12 +95,13 @@ class _HeavyTailed(Algorithm):
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 3
         beta_x, beta_y = self._betas(now)
-        for _ in range(self.p):                                                             # line 4
+        for k in range(1, self.p + 1):                                                      # line 4
+            t = now.step(k)
             gx, gy = oracle.grad(x, y, oracle.sample())
             u = beta_x * (gx + shared.gx - client.gx) + (1 - beta_x) * shared.u             # line 5
             v = beta_y * (gy + shared.gy - client.gy) + (1 - beta_y) * shared.v
-            x = oracle.sets.x(x - self.eta_x * self.direction(u, oracle.blocks["x"]))       # line 6
-            y = oracle.sets.y(y + self.eta_y * self.direction(v, oracle.blocks.get("y", {})))
+            x = oracle.sets.x(x - self.eta_x(t) * self.direction(u, oracle.blocks["x"]))    # line 6
+            y = oracle.sets.y(y + self.eta_y(t) * self.direction(v, oracle.blocks.get("y", {})))
             message.gx += gx / self.p                                                       # line 8
             message.gy += gy / self.p
         message.dx, message.dy = x - shared.x, y - shared.y                                 # for line 11
@@ -102,8 +110,9 @@ class _HeavyTailed(Algorithm):
     def server_round(self, now, shared, mean):
         beta_x, beta_y = self._betas(now)
         shared.gx, shared.gy = mean.gx, mean.gy                                             # line 10
-        shared.x = now.sets.x(shared.x + self.gamma_x / (self.eta_x * self.p) * mean.dx)    # line 11
-        shared.y = now.sets.y(shared.y + self.gamma_y / (self.eta_y * self.p) * mean.dy)
+        gamma_x, gamma_y = self.gamma_x(now.round), self.gamma_y(now.round)
+        shared.x = now.sets.x(shared.x + gamma_x / now.total(self.eta_x) * mean.dx)         # line 11
+        shared.y = now.sets.y(shared.y + gamma_y / now.total(self.eta_y) * mean.dy)
         shared.u = beta_x * shared.gx + (1 - beta_x) * shared.u                             # line 12
         shared.v = beta_y * shared.gy + (1 - beta_y) * shared.v
 

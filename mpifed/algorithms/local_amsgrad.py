@@ -30,6 +30,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, within_round
+from mpifed.core.schedules import Rate
 
 __all__ = ["LocalAMSGrad"]
 
@@ -39,8 +40,8 @@ class LocalAMSGrad(Algorithm):
     """Local AMSGrad: K local steps m / √v̂. v is averaged before the last step, points after it."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta_x: float = Field(ge=0, description="step size of x (descent)")
-    eta_y: float = Field(ge=0, description="step size of y (ascent)")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment m")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment v")
     epsilon: float = Field(
@@ -73,7 +74,7 @@ class LocalAMSGrad(Algorithm):
             m = [self.beta_1 * old + (1 - self.beta_1) * g for old, g in zip(m, gradient)]
             v = [self.beta_2 * old + (1 - self.beta_2) * g**2 for old, g in zip(v, gradient)]
             if k < self.K:
-                x, y = self._step(x, y, m, shared, oracle)
+                x, y = self._step(now.step(k), x, y, m, shared, oracle)
         message.v = v
         client.m, client.v, client.point = m, v, (x, y)
 
@@ -81,14 +82,14 @@ class LocalAMSGrad(Algorithm):
         shared.v_hat = [torch.maximum(old, new) for old, new in zip(shared.v_hat, mean.v)]
 
     def client_step(self, now, shared, client, message, oracle):
-        message.x, message.y = self._step(*client.point, client.m, shared, oracle)
+        message.x, message.y = self._step(now.step(self.K), *client.point, client.m, shared, oracle)
 
     def server_points(self, now, shared, mean):
         shared.x, shared.y = now.sets.x(mean.x), now.sets.y(mean.y)
 
-    def _step(self, x, y, m, shared, oracle):
+    def _step(self, t, x, y, m, shared, oracle):
         scale_x, scale_y = (v_hat.sqrt() for v_hat in shared.v_hat)
         return (
-            oracle.sets.x(x - self.eta_x * m[0] / scale_x),
-            oracle.sets.y(y + self.eta_y * m[1] / scale_y),
+            oracle.sets.x(x - self.eta_x(t) * m[0] / scale_x),
+            oracle.sets.y(y + self.eta_y(t) * m[1] / scale_y),
         )

@@ -93,13 +93,17 @@ class MomentumLocalSGDA(Algorithm):
     """Momentum-Local-SGDA (LocalSGDAM): local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
 
     q: int = Field(ge=1, description="local steps per round, τ in the paper")
-    eta_x: float = Field(ge=0, description="step size of x (descent)")
-    eta_y: float = Field(ge=0, description="step size of y (ascent)")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
     alpha: Rate = Field(
         default=1.0, validate_default=True, description="mixing step α_t, which multiplies η and β"
     )
-    beta_x: float = Field(default=0.1, ge=0, description="momentum rate β of x, with β α_t ≤ 1")
-    beta_y: float = Field(default=0.1, ge=0, description="momentum rate β of y, with β α_t ≤ 1")
+    beta_x: float = Field(
+        default=0.1, ge=0, description="momentum rate β of x, with β α_t ≤ 1; a number: α_t is its schedule"
+    )
+    beta_y: float = Field(
+        default=0.1, ge=0, description="momentum rate β of y, with β α_t ≤ 1; a number: α_t is its schedule"
+    )
     average_start: bool = Field(default=False, description="average the first momenta (see Readings)")
 
     source = "Sharma et al. 2022, Momentum-Local-SGDA"
@@ -128,8 +132,10 @@ class MomentumLocalSGDA(Algorithm):
         if now.round == 1 and not self.average_start:
             dx, dy = oracle.grad(x, y, oracle.sample(number=0, round=0))
         for k in range(1, self.q + 1):
-            alpha = self.alpha(now.step(k))
-            x, y = oracle.sets.x(x - alpha * self.eta_x * dx), oracle.sets.y(y + alpha * self.eta_y * dy)
+            t = now.step(k)
+            alpha = self.alpha(t)
+            x = oracle.sets.x(x - alpha * self.eta_x(t) * dx)
+            y = oracle.sets.y(y + alpha * self.eta_y(t) * dy)
             gx, gy = gradients(oracle, x, y, snapshot, oracle.sample(number=k - 1))
             dx = (1 - self.beta_x * alpha) * dx + self.beta_x * alpha * gx
             dy = (1 - self.beta_y * alpha) * dy + self.beta_y * alpha * gy

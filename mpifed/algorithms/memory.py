@@ -33,7 +33,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, stored
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import PositiveRate, Rate
 
 __all__ = ["MIFA", "FedVARP"]
 
@@ -41,7 +41,7 @@ __all__ = ["MIFA", "FedVARP"]
 @hyperparameters
 class _Memory(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
-    eta: Rate = Field(description="local step size of both blocks in round t")
+    eta: Rate = Field(description="local step size of both blocks in a round")
 
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     constrained = False
@@ -70,7 +70,7 @@ class _Memory(Algorithm):
 class FedVARP(_Memory):
     """FedVARP: the server replaces the updates of absent clients by their last ones, as SAGA."""
 
-    eta_g: float = Field(default=1.0, ge=0, description="step size of the server")
+    eta_g: Rate = Field(default=1.0, validate_default=True, description="step size of the server in a round")
 
     source = "Jhunjhunwala et al. 2022, FedVARP"
     cites = ("jhunjhunwala2022fedvarp",)
@@ -81,8 +81,8 @@ class FedVARP(_Memory):
 
     def server_round(self, now, shared, mean):
         dx, dy = (change + m for change, m in zip(mean.change, shared.memory))
-        shared.x += self.eta_g * dx
-        shared.y += self.eta_g * dy
+        shared.x += self.eta_g(now.round) * dx
+        shared.y += self.eta_g(now.round) * dy
         self.update_memory(now, shared, mean)
 
 
@@ -90,6 +90,7 @@ class FedVARP(_Memory):
 class MIFA(_Memory):
     """MIFA: the server averages the last updates of all clients, as SAG, for arbitrary availability."""
 
+    eta: PositiveRate = Field(description="local step size of both blocks in a round")
     initial_memory: Literal["updates", "zero"] = Field(
         default="updates", description="memory before the first round: updates of all clients, or 0"
     )
@@ -97,10 +98,6 @@ class MIFA(_Memory):
     source = "Gu et al. 2021, MIFA"
     cites = ("gu2021mifa",)
     message = Record(change=stored(("x", "y")))
-
-    def __post_init__(self):
-        if not self.eta(1):
-            raise ValueError("eta: expected a step size > 0, because updates are divided by it, got 0")
 
     @property
     def start(self) -> tuple[Phase, ...]:

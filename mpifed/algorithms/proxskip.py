@@ -41,7 +41,7 @@ __all__ = ["ProxSkipLSVRGDAFL", "ProxSkipVIPFL"]
 class ProxSkipVIPFL(Algorithm):
     """ProxSkip-VIP-FL; Scaffnew for minimisation: a random number of steps along V_i - h_i per round."""
 
-    gamma: float = Field(gt=0, description="step size γ")
+    gamma: float = Field(gt=0, description="step size γ, a number, because h_i changes by multiples of p/γ")
     p: float = Field(
         gt=0, le=1, description="probability p of a synchronisation: 1/p steps per round on average"
     )

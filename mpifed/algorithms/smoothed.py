@@ -23,6 +23,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
+from mpifed.core.schedules import Rate, Weight
 
 __all__ = ["FSGDA", "FESSGDA", "SmoothedGDA"]
 
@@ -32,10 +33,14 @@ class FSGDA(Algorithm):
     """FSGDA (Yang et al. 2022): Local-SGDA with global step sizes."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta_xl: float = Field(ge=0, description="local step size of x (descent)")
-    eta_yl: float = Field(ge=0, description="local step size of y (ascent)")
-    eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
-    eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
+    eta_xl: Rate = Field(description="local step size of x (descent)")
+    eta_yl: Rate = Field(description="local step size of y (ascent)")
+    eta_xg: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
+    )
+    eta_yg: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
+    )
 
     source = "Yang et al. 2022, FSGDA"
     cites = ("yang2022sagda",)
@@ -46,14 +51,16 @@ class FSGDA(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 5
-        for _ in range(self.K):                                                             # line 6
+        for k in range(1, self.K + 1):                                                      # line 6
+            t = now.step(k)
             gx, gy = oracle.grad(x, y, oracle.sample())
-            x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)  # lines 7-8
+            x = oracle.sets.x(x - self.eta_xl(t) * gx)                                      # lines 7-8
+            y = oracle.sets.y(y + self.eta_yl(t) * gy)
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 10
 
     def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx)
-        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
+        shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)
+        shared.y = now.sets.y(shared.y + self.eta_yg(now.round) * mean.dy)
 
 
 @hyperparameters
@@ -61,7 +68,9 @@ class FESSGDA(FSGDA):
     """FESS-GDA: FSGDA with a proximal term (p/2)‖x - z‖² in the server's step, and a smoothing point z."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
-    beta: float = Field(default=0.5, ge=0, le=1, description="step size β of the smoothing point z")
+    beta: Weight = Field(
+        default=0.5, validate_default=True, description="step size β of the smoothing point z in a round"
+    )
 
     source = "Shen et al. 2024, Algorithm 1"
     cites = ("shen2024fessgda",)
@@ -71,20 +80,23 @@ class FESSGDA(FSGDA):
         shared.z = shared.x
 
     def server_round(self, now, shared, mean):
-        proximal = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
-        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - proximal)                      # line 13
-        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)                             # line 14
-        shared.z += self.beta * (shared.x - shared.z)                                       # line 15
+        eta_xg, eta_yg = self.eta_xg(now.round), self.eta_yg(now.round)
+        proximal = now.total(self.eta_xl) * eta_xg * self.p * (shared.x - shared.z)
+        shared.x = now.sets.x(shared.x + eta_xg * mean.dx - proximal)                       # line 13
+        shared.y = now.sets.y(shared.y + eta_yg * mean.dy)                                  # line 14
+        shared.z += self.beta(now.round) * (shared.x - shared.z)                            # line 15
 
 
 @hyperparameters
 class SmoothedGDA(Algorithm):
     """Smoothed-GDA: central gradient descent ascent on f + (p/2)‖x - z‖²; one averaged gradient per round."""
 
-    eta_x: float = Field(ge=0, description="step size of x (descent)")
-    eta_y: float = Field(ge=0, description="step size of y (ascent)")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is plain GDA")
-    beta: float = Field(default=0.5, ge=0, le=1, description="step size β of the smoothing point z")
+    beta: Weight = Field(
+        default=0.5, validate_default=True, description="step size β of the smoothing point z"
+    )
     alternating: bool = Field(
         default=False, description="compute the gradient of y at the new x (a second phase)"
     )
@@ -111,7 +123,7 @@ class SmoothedGDA(Algorithm):
         message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample())
 
     def server_round(self, now, shared, mean):
-        y = now.sets.y(shared.y + self.eta_y * mean.gy)  # gradient at the old x              # line 4
+        y = now.sets.y(shared.y + self.eta_y(now.round) * mean.gy)  # at the old x             # line 4
         self.server_x(now, shared, mean)
         shared.y = y
 
@@ -119,11 +131,12 @@ class SmoothedGDA(Algorithm):
         message.gx, _ = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
 
     def server_x(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x - self.eta_x * (mean.gx + self.p * (shared.x - shared.z)))  # line 3
-        shared.z += self.beta * (shared.x - shared.z)                                       # line 5
+        direction = mean.gx + self.p * (shared.x - shared.z)
+        shared.x = now.sets.x(shared.x - self.eta_x(now.round) * direction)                 # line 3
+        shared.z += self.beta(now.round) * (shared.x - shared.z)                            # line 5
 
     def client_y(self, now, shared, client, message, oracle):
         _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the same sample as for x
 
     def server_y(self, now, shared, mean):
-        shared.y = now.sets.y(shared.y + self.eta_y * mean.gy)
+        shared.y = now.sets.y(shared.y + self.eta_y(now.round) * mean.gy)

@@ -31,6 +31,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, stored, within_round
+from mpifed.core.schedules import PositiveRate, Rate
 
 __all__ = ["SAGDA", "SCAFFOLD"]
 
@@ -50,19 +51,20 @@ class _Corrected(Algorithm):
     def client_steps(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 7
         bx, by = shared.cx - client.cx, shared.cy - client.cy
-        for _ in range(self.K):                                                             # line 8
+        for k in range(1, self.K + 1):                                                      # line 8
+            t = now.step(k)
             gx, gy = oracle.grad(x, y, oracle.sample())                                     # line 9
-            x = oracle.sets.x(x - self.eta_xl * (gx + bx))                                  # line 10
-            y = oracle.sets.y(y + self.eta_yl * (gy + by))
+            x = oracle.sets.x(x - self.eta_xl(t) * (gx + bx))                               # line 10
+            y = oracle.sets.y(y + self.eta_yl(t) * (gy + by))
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 13
 
     def server_steps(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx)                             # line 17
-        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
+        shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)                  # line 17
+        shared.y = now.sets.y(shared.y + self.eta_yg(now.round) * mean.dy)
 
     def client_round(self, now, shared, client, message, oracle):
         self.client_steps(now, shared, client, message, oracle)
-        message.dcx, message.dcy = self.change(shared, client, message, oracle)             # lines 12-13
+        message.dcx, message.dcy = self.change(now, shared, client, message, oracle)        # lines 12-13
         client.cx += message.dcx                                                            # line 14
         client.cy += message.dcy
 
@@ -71,9 +73,9 @@ class _Corrected(Algorithm):
         shared.cx += now.cohort_weight * mean.dcx                                           # line 17
         shared.cy += now.cohort_weight * mean.dcy
 
-    def change(self, shared, client, message, oracle):
+    def change(self, now, shared, client, message, oracle):
         """Return c_i⁺ - c_i for the new variate of option II, c_i⁺ = c_i - c - displacement / (K η_l)."""
-        mean_x, mean_y = -message.dx / (self.K * self.eta_xl), message.dy / (self.K * self.eta_yl)
+        mean_x, mean_y = -message.dx / now.total(self.eta_xl), message.dy / now.total(self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 
 
@@ -81,10 +83,14 @@ class _Corrected(Algorithm):
 class SAGDA(_Corrected):
     """SAGDA: FSGDA with control variates that are recomputed in every round or stored by the clients."""
 
-    eta_xl: float = Field(gt=0, description="local step size of x (descent)")
-    eta_yl: float = Field(gt=0, description="local step size of y (ascent)")
-    eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
-    eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
+    eta_xl: PositiveRate = Field(description="local step size of x (descent)")
+    eta_yl: PositiveRate = Field(description="local step size of y (ascent)")
+    eta_xg: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
+    )
+    eta_yg: Rate = Field(
+        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
+    )
     variates: Literal["fresh", "stored"] = Field(
         default="fresh", description="recompute control variates in each round (two phases), or store them"
     )
@@ -112,8 +118,10 @@ class SAGDA(_Corrected):
 class SCAFFOLD(_Corrected):
     """SCAFFOLD, extended to problems with a block y."""
 
-    eta_l: float = Field(gt=0, description="local step size, of both blocks")
-    eta_g: float = Field(default=1.0, ge=0, description="global step size; 1 is plain averaging")
+    eta_l: PositiveRate = Field(description="local step size, of both blocks")
+    eta_g: Rate = Field(
+        default=1.0, validate_default=True, description="global step size in a round; 1: plain averaging"
+    )
     option: Literal["II", "I", "I_sample"] = Field(
         default="II",
         description="new variates: II: from the displacement; I: exact local gradient at the start of the "
@@ -129,20 +137,20 @@ class SCAFFOLD(_Corrected):
         return "option = 'I_sample'" if self.option == "I" else ""
 
     @property
-    def eta_xl(self) -> float:
+    def eta_xl(self) -> Rate:
         return self.eta_l
 
     eta_yl = eta_xl
 
     @property
-    def eta_xg(self) -> float:
+    def eta_xg(self) -> Rate:
         return self.eta_g
 
     eta_yg = eta_xg
 
-    def change(self, shared, client, message, oracle):
+    def change(self, now, shared, client, message, oracle):
         if self.option == "II":
-            return super().change(shared, client, message, oracle)
+            return super().change(now, shared, client, message, oracle)
         xi = oracle.full_batch if self.option == "I" else oracle.sample()
         gx, gy = oracle.grad(shared.x, shared.y, xi)                                        # line 12 (i)
         return gx - client.cx, gy - client.cy

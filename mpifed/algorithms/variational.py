@@ -36,6 +36,7 @@ from pydantic import Field
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, not_sent, within_round
+from mpifed.core.schedules import PositiveRate, Rate
 
 __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX", "ExtraSGD", "ExtraStepLocalSGD"]
 
@@ -43,7 +44,7 @@ __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX", "ExtraSGD", "ExtraStepLocalSGD"
 @hyperparameters
 class _Local(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
-    eta: float = Field(ge=0, description="step size η")
+    eta: Rate = Field(description="step size η")
 
     family = "operator"
     partial_participation = False
@@ -55,8 +56,8 @@ class _Local(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         z = shared.z
-        for _ in range(self.K):                                                             # line 2
-            x, z = self.step(z, oracle)
+        for k in range(1, self.K + 1):                                                      # line 2
+            x, z = self.step(now.step(k), z, oracle)
             message.x_sum += x                                                              # line 12 (13)
         message.z = z                                                                       # line 9 (10)
 
@@ -77,8 +78,8 @@ class LSGD(_Local):
     cites = ("wang_nd_slippax",)
     paper_cost = "up D; down D; 1 phase; 1 operator value per step"
 
-    def step(self, z, oracle):
-        z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
+    def step(self, t, z, oracle):
+        z = oracle.sets.z(z - self.eta(t) * oracle.operator(z, oracle.sample()))
         return z, z
 
 
@@ -91,15 +92,15 @@ class ExtraStepLocalSGD(_Local):
     paper_cost = "up D; down D; 1 phase; 2 operator values per step"
     calls_per_step = 2
 
-    def extrapolate(self, z, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
+    def extrapolate(self, t, z, oracle):
+        return oracle.sets.z(z - self.eta(t) * oracle.operator(z, oracle.sample()))
 
-    def update(self, z, x, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
+    def update(self, t, z, x, oracle):
+        return oracle.sets.z(z - self.eta(t) * oracle.operator(x, oracle.sample()))
 
-    def step(self, z, oracle):
-        x = self.extrapolate(z, oracle)
-        return x, self.update(z, x, oracle)
+    def step(self, t, z, oracle):
+        x = self.extrapolate(t, z, oracle)
+        return x, self.update(t, z, x, oracle)
 
 
 @hyperparameters
@@ -128,10 +129,10 @@ class LESGD(ExtraStepLocalSGD):
 
     def client_extrapolate(self, now, shared, client, message, oracle):
         z = shared.z
-        for _ in range(self.K - 1):  # steps without synchronisation
-            x, z = self.step(z, oracle)
+        for k in range(1, self.K):  # steps without synchronisation
+            x, z = self.step(now.step(k), z, oracle)
             message.x_sum += x
-        message.x, client.z = self.extrapolate(z, oracle), z
+        message.x, client.z = self.extrapolate(now.step(self.K), z, oracle), z
         message.x_sum += message.x
 
     def server_extrapolate(self, now, shared, mean):
@@ -139,14 +140,14 @@ class LESGD(ExtraStepLocalSGD):
         self._average(now, shared, mean.x_sum)
 
     def client_update(self, now, shared, client, message, oracle):
-        message.z = self.update(client.z, shared.x, oracle)
+        message.z = self.update(now.step(self.K), client.z, shared.x, oracle)
 
 
 @hyperparameters
 class ExtraSGD(Algorithm):
     """Minibatch extragradient: x = z - η mean V(z; ξ), z ← z - η mean V(x; ξ'), over clients and samples."""
 
-    eta: float = Field(ge=0, description="step size η")
+    eta: Rate = Field(description="step size η")
     b: int = Field(default=1, ge=1, description="number of samples per client at each of the two points")
 
     source = "Beznosikov, Samokhin & Gasnikov 2025"
@@ -179,7 +180,7 @@ class ExtraSGD(Algorithm):
         message.V = self.value(shared.z, oracle)
 
     def server_extrapolate(self, now, shared, mean):
-        shared.x = now.sets.z(shared.z - self.eta * mean.V)
+        shared.x = now.sets.z(shared.z - self.eta(now.round) * mean.V)
         shared.rounds += 1
         shared.average += (shared.x - shared.average) / shared.rounds
 
@@ -187,16 +188,17 @@ class ExtraSGD(Algorithm):
         message.V = self.value(shared.x, oracle)
 
     def server_update(self, now, shared, mean):
-        shared.z = now.sets.z(shared.z - self.eta * mean.V)
+        shared.z = now.sets.z(shared.z - self.eta(now.round) * mean.V)
 
 
 @hyperparameters
 class LIPPAX(_Local):
     """Local inexact proximal point: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
 
+    eta: PositiveRate = Field(description="step size η")
     H: int = Field(ge=0, description="inner steps")
-    gamma: float | None = Field(
-        default=None, gt=0, description="inner step size γ; default: computed from η and L"
+    gamma: PositiveRate | None = Field(
+        default=None, description="inner step size γ of a step; default: computed from η and L"
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
     source = "Wang & Kale n.d., LIPPAX"
@@ -205,8 +207,6 @@ class LIPPAX(_Local):
     paper_cost = "up D; down D; 1 phase; H + 1 operator values per step"
 
     def __post_init__(self):
-        if self.eta == 0:
-            raise ValueError("eta: expected a number > 0, because the inner problem divides by it, got 0")
         if self.gamma is None and self.L is None and self.H > 0:
             raise ValueError("expected gamma, or L for gamma = 1 / (eta (L + 1/eta)^2), got neither")
 
@@ -214,19 +214,18 @@ class LIPPAX(_Local):
     def calls_per_step(self) -> int:
         return self.H + 1
 
-    @property
-    def inner_rate(self) -> float:
-        """The inner step size γ."""
-        return self.gamma or 1 / (self.eta * (self.L + 1 / self.eta) ** 2)
+    def inner_rate(self, t: int) -> float:
+        """Return the inner step size γ of step t."""
+        return self.gamma(t) if self.gamma else 1 / (self.eta(t) * (self.L + 1 / self.eta(t)) ** 2)
 
-    def step(self, z, oracle):
-        x = z                                                                               # line 4
+    def step(self, t, z, oracle):
+        x, eta = z, self.eta(t)                                                             # line 4
         for _ in range(self.H):                                                             # line 5
-            V = oracle.operator(self.smoothed(x, oracle), oracle.sample())                  # line 6 (6-7)
-            x = oracle.sets.z(x - self.inner_rate * (V + (x - z) / self.eta))
-        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))         # lines 8-9 (9-10)
+            V = oracle.operator(self.smoothed(t, x, oracle), oracle.sample())               # line 6 (6-7)
+            x = oracle.sets.z(x - self.inner_rate(t) * (V + (x - z) / eta))
+        return x, oracle.sets.z(z - eta * oracle.operator(x, oracle.sample()))              # lines 8-9 (9-10)
 
-    def smoothed(self, x, oracle):
+    def smoothed(self, t, x, oracle):
         """Return the point at which the inner loop evaluates the operator, here x."""
         return x
 
@@ -248,7 +247,7 @@ class SLIPPAX(LIPPAX):
         if isinstance(self.delta, str) and self.sigma is None:
             raise ValueError(f"delta = {self.delta!r} needs sigma: set sigma, or delta to a number")
 
-    def smoothed(self, x, oracle):
+    def smoothed(self, t, x, oracle):
         power = {"derived": 0.25, "theorem": 0.5}.get(self.delta)
-        delta = self.delta if power is None else self.eta * self.sigma / x.shape[-1] ** power
+        delta = self.delta if power is None else self.eta(t) * self.sigma / x.shape[-1] ** power
         return x + delta * oracle.normal(x.shape[-1]) if delta else x

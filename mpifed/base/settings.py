@@ -363,14 +363,22 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     return "\n".join(filter(None, [f"{where}: {message}" if where else message, frames]))
 
 
+def _number_in(text: str) -> float | None:
+    """Return the finite number that a text contains, or ``None``."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _hint(error) -> str:
     """Return ": write 3" for a number that was given as text, or for an integer given as a float; else ""."""
     value, error_type = error["input"], error["type"]
     if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
-    try:
-        number = float(value)
-    except ValueError:
+    number = _number_in(value) if isinstance(value, str) else float(value)
+    if number is None:
         return ""
     if number.is_integer() and abs(number) < 2**53:
         return f": write {int(number)}"
@@ -410,6 +418,7 @@ class Options:
             return found
         if isinstance(value, tuple(self.classes.values())):
             return value
+        value = _as_python(value)
         if self.number and isinstance(value, int | float) and not isinstance(value, bool):
             return self.number(_finite(value, self.noun))
         settings = dict(value) if isinstance(value, dict) else {"name": value}
@@ -422,7 +431,12 @@ class Options:
             return name
         message = f"unknown {self.noun} {short_repr(name)}"
         if not isinstance(value, str | dict):
-            message = f"expected the name of a {self.noun} or a table with a name, got {short_repr(value)}"
+            numbers = "a number, " if self.number else ""
+            message = (
+                f"expected {numbers}the name of a {self.noun} or a table with a name, got {short_repr(value)}"
+            )
+        if self.number and isinstance(value, str) and (number := _number_in(value)) is not None:
+            raise ValueError(f"expected a number or a {self.noun}, got {short_repr(value)}: write {number:g}")
         options = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
         user = f'; user-defined: "./file.py:Name", {self.user.expected}' if self.user else ""
         raise ValueError(f"{message}: {options}{user}")

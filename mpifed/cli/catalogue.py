@@ -122,6 +122,7 @@ error_feedback = true""",
 [stop]
 metric = "error"    # the columns of a report are the metrics of a problem
 at_most = 0.01
+patience = 10       # evaluations without an improvement
 seconds = "2h\"""",
     "run": """\
 [run]
@@ -186,7 +187,8 @@ TOP_LEVEL = [
     name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
 ]
 #: Values for settings without a default, by type.
-_PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
+_PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Weight"), 0.1)}
+_PLAUSIBLE |= {"Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 
 def catalogue() -> dict[str, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.cli.output import echo
-from mpifed.storage.files import checkpoints, expect_writable, is_weights
+from mpifed.storage.files import checkpoints, expect_writable, is_weights, round_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +31,22 @@ __all__ = ["export"]
     metavar="FILE.safetensors",
     help="Path of the file.",
 )
+@click.option("--best", is_flag=True, help="Export the best evaluated point (run.keep_best).")
+@click.option(
+    "--round",
+    "number",
+    type=click.IntRange(0),
+    metavar="R",
+    help="Export the point after round R, if it is kept.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it was written by this command.")
-def export(run, to, overwrite):
+def export(run, to, best, number, overwrite):
     """Write the weights of the network in the folder RUN to a safetensors file, by parameter name.
 
     \b
     mpifed export runs/digits --to model.safetensors
+    mpifed export runs/digits --best --to best.safetensors            # with run.keep_best = METRIC
+    mpifed export runs/digits --round 20 --to round20.safetensors     # of a checkpoint, see run.keep
     mpifed run JOB initial=model.safetensors                          # start a run from these weights
     python -c 'import mpifed; print(mpifed.load("runs/digits").model())'   # the network as a torch module
 
@@ -52,8 +63,10 @@ def export(run, to, overwrite):
     expect_writable(to, is_weights)
     if os.path.lexists(to) and not overwrite:
         raise click.UsageError(f"{to} exists: replace it with --overwrite, or choose another name")
+    if best and number is not None:
+        raise click.UsageError("expected --best or --round, got both")
     _expect_results(Path(run))
-    echo(_write(run, to))
+    echo(_write(run, to, best, number))
 
 
 def _expect_results(run: Path) -> None:
@@ -90,7 +103,44 @@ def _weights(data: RunData, point: OutputPoint, result: Result) -> dict[str, tor
     return {name: values.clone() for name, values in named.items()}
 
 
-def _write(run: str, to: str) -> str:
+def _selected(data: RunData, result: Result, best: bool, number: int | None) -> Result:
+    """Return the result at its best point, or at the point after round ``number``, if one is selected.
+
+    Raises:
+        UsageError: this point is not kept.
+    """
+    import torch
+
+    from mpifed.running.checkpointing import expect_state
+    from mpifed.storage import checkpoint
+
+    if best and result.best is None:
+        raise click.UsageError(f"{data.folder} has no best point: set run.keep_best = METRIC in the job")
+    if best or (number is not None and result.best and result.best.round == number):
+        return result.best
+    if number is None or number == result.round:
+        return result
+    kept = {round_of(path): path for path in checkpoints(data.folder)} if data.folder.is_dir() else {}
+    if number not in kept:
+        rounds = sorted({*kept, result.round, *([result.best.round] if result.best else [])})
+        raise click.UsageError(
+            f"the point after round {number} is not kept in {data.folder}: expected one of "
+            f"{', '.join(map(str, rounds))} (run.keep is the number of checkpoints to keep)"
+        )
+    try:
+        header, arrays = checkpoint.load(kept[number], expect_state)
+    except ValueError as error:
+        raise click.UsageError(f"{kept[number]} cannot be used: {error}") from None
+    sizes = [len(values) for values in result.point.values()]
+    if header["sizes"]["output"] != sum(sizes):
+        raise click.UsageError(f"{kept[number]} is a checkpoint of another run than {data.path}")
+    blocks = torch.from_numpy(arrays["output"]).split(sizes)
+    found = result.at(dict(zip(result.point, blocks)), number)
+    # The metrics of a run that returns the point of a random round are those of its last iterate.
+    return replace(found, metrics={}) if data.config.get("output") == "uniform" else found
+
+
+def _write(run: str, to: str, best: bool, number: int | None) -> str:
     """Write the file and return its path."""
     from mpifed.running.result import from_files
     from mpifed.storage import results
@@ -101,9 +151,10 @@ def _write(run: str, to: str) -> str:
         result = from_files(data, outcome)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    result = _selected(data, result, best, number)
     weights = _weights(data, outcome.point, result)
     non_finite = [name for name, values in weights.items() if not values.isfinite().all()]
-    metadata = metadata_of(data, result.metrics)
+    metadata = metadata_of(data, result.round, result.metrics)
     if non_finite:
         raise ConfigError(
             f"the weights of {run} after round {metadata['round']} are not finite "
@@ -111,6 +162,6 @@ def _write(run: str, to: str) -> str:
         )
     write_weights(to, weights, metadata)
     if result.end is None:
-        rounds = f"{metadata['round']} of {data.config['rounds']}"
+        rounds = f"{result.round} of {data.config['rounds']}"
         echo(f"mpifed: {run} has not ended: exporting its weights after round {rounds}", err=True)
     return to

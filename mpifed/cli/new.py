@@ -41,6 +41,8 @@ _TAIL = """\
 # cohort = 4                  # clients sampled per round; default: all clients
 
 # [stop]
+# metric = "accuracy"         # a metric of the problem
+# patience = 10               # stop after 10 evaluations without an improvement
 # seconds = "2h"              # wall-time budget
 
 [run]

@@ -33,13 +33,27 @@ class Stop(Section):
     metric: str | None = Field(None, description="metric that ends the run")
     at_least: float | None = Field(None, description="stop when the metric is at least this value")
     at_most: float | None = Field(None, description="stop when the metric is at most this value")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="stop after this number of evaluations in a row without an improvement of the metric; "
+        "whether it improves by growing or by falling is a property of the metric (`maximised`)",
+    )
+    min_delta: float | None = Field(
+        None, ge=0, description="improvements by at most this value do not count for patience; default: 0"
+    )
     seconds: Seconds | None = Field(None, gt=0, description="wall-time budget, without evaluation")
 
     @model_validator(mode="after")
-    def _one_target(self):
+    def _one_metric(self):
         targets = (self.at_least is not None) + (self.at_most is not None)
-        if targets != (self.metric is not None):
-            raise ValueError("expected metric with exactly one of at_least and at_most, or none of the three")
+        if targets > 1 or (targets > 0 or self.patience is not None) != (self.metric is not None):
+            raise ValueError(
+                "expected metric with at_least, at_most, patience, or patience and one of the others, or "
+                "none of the four"
+            )
+        if self.min_delta is not None and self.patience is None:
+            raise ValueError("min_delta is for patience: set patience, too")
         return self
 
 
@@ -66,7 +80,11 @@ class Run(StorageOptions, ExecutionOptions):
 #: Sections and settings that a table omits if they are ``None``.
 _OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
 #: Section → settings that its table omits if they are ``None``.
-_OPTIONAL_IN = {"participation": ("availability", "oversample", "dropout"), "stop": tuple(Stop.model_fields)}
+_OPTIONAL_IN = {
+    "oracle": ("clip", "clip_over"),
+    "participation": ("availability", "oversample", "dropout"),
+    "stop": tuple(Stop.model_fields),
+}
 
 
 class Config(SimulationSettings):

@@ -29,7 +29,7 @@ from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
-from mpifed.core.schedules import Rate, Weight
+from mpifed.core.schedules import PositiveRate, Rate, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
@@ -287,7 +287,7 @@ def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
-    is_open = hint in (float, Rate, Weight, Decay) and default not in (None, 1, math.inf)
+    is_open = hint in (float, Rate, PositiveRate, Weight, Decay) and default not in (None, 1, math.inf)
     if not is_open or least > 0:
         return
     if _is_decay(hint, field):

@@ -29,6 +29,7 @@ written it.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -106,6 +107,10 @@ class Now:
     def step(self, k: int) -> int:
         """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps."""
         return (self.round - 1) * self.steps + k
+
+    def total(self, rate: Callable[[int], float]) -> float:
+        """Return the sum of a step size over the local steps of this round, which is K η for a constant η."""
+        return math.fsum(rate(self.step(k)) for k in range(1, self.steps + 1))  # bitwise K η: rounded once
 
     def stream(self, purpose: str, clients=(0,), count: int = 1) -> Stream:
         """Return random numbers of this round, the same in every call and on every rank.

@@ -12,10 +12,10 @@ at most 2 the variance is infinite; for an index of at most 1 there is no mean, 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mpifed.base.settings import Section, choice, hyperparameters
 from mpifed.core.streams import Stream
@@ -94,7 +94,7 @@ Noise: Any = choice("noise", NOISES)
 
 
 class OracleOptions(Section):
-    """[oracle]: the minibatches and the noise of stochastic gradients."""
+    """[oracle]: the minibatches, the noise and the clipping of stochastic gradients."""
 
     batch_size: int = Field(
         32,
@@ -104,3 +104,18 @@ class OracleOptions(Section):
     noise: Noise | None = Field(
         None, description='additive gradient noise, e.g. { name = "gaussian", scale = 0.1 }'
     )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="norm to which every gradient of a client, with its noise, is scaled down, which biases "
+        "it; the metric `clipped` is the share of clipped gradients",
+    )
+    clip_over: Literal["block", "all"] | None = Field(
+        None, description="clip the gradient of each block, or of all blocks together; default: block"
+    )
+
+    @model_validator(mode="after")
+    def _clip_for_clip_over(self):
+        if self.clip_over is not None and self.clip is None:
+            raise ValueError("clip_over is for clip: set clip, too")
+        return self

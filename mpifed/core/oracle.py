@@ -52,7 +52,14 @@ class Oracle:
         sets: the problem's sets; ``oracle.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
         client: numbers of the clients that are stepped together, ``[C]``.
+        clip: norm to which gradients are scaled down; ``None`` without clipping.
+        clip_jointly: whether the norm is that of all blocks together.
+        clipped: number of clipped results per client since :meth:`select_clients`, ``[C]``, with ``clip``.
     """
+
+    clip: float | None = None
+    clip_jointly: bool = False
+    clipped: torch.Tensor
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool, evaluation: Evaluation = PLAIN):
         self.problem, self.sampler, self.batched, self.evaluation = problem, sampler, batched, evaluation
@@ -74,6 +81,8 @@ class Oracle:
         self._position = int(self._positions[0]) if self._count == 1 else None
         self._common_calls, self._calls_by_client = 0, None
         self._prefetched = iter(())
+        if self.clip is not None:
+            self.clipped = torch.zeros(self._count, dtype=torch.int64, device=self.sampler.device)
 
     @property
     def calls(self) -> np.ndarray | int:
@@ -171,7 +180,7 @@ class Oracle:
         try:
             takes_step = np.arange(tau.max(initial=0))[:, None] < tau
             for active, mask in zip(takes_step, to_device(takes_step[..., None], self.sampler.device)):
-                self._active = active
+                self._active, self._mask = active, mask[:, 0]
                 yield mask
         finally:
             self._active = None
@@ -186,6 +195,18 @@ class Oracle:
         else:
             before = 0 if self._calls_by_client is None else self._calls_by_client
             self._calls_by_client = before + self._active
+
+    def _clipped(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return gradients ``[C, ...]``, scaled down to the norm :attr:`clip`; others keep their bits."""
+        if self.clip is None:
+            return parts
+        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]
+        if self.clip_jointly:
+            norms = [torch.stack(norms).square().sum(0).sqrt()] * len(parts)
+        exceeds = torch.stack(norms).amax(0) > self.clip
+        self.clipped += exceeds if self._active is None else exceeds & self._mask
+        factors = [torch.where(norm > self.clip, self.clip / norm, 1.0) for norm in norms]
+        return tuple(part * f.view(-1, *[1] * (part.dim() - 1)) for part, f in zip(parts, factors))
 
     def _stack_over_clients(self, evaluate, *points):
         """Stack the results of ``evaluate(*points, batch)`` on all data of each client."""
@@ -310,6 +331,7 @@ class MinimaxOracle(Oracle):
             term = weight * (point[block] - centre)
             changed = gradients[block] - term if block else gradients[block] + term
             gradients = [*gradients[:block], changed, *gradients[block + 1 :]]
+        gradients = self._clipped(*gradients)
         if len(rest) == 1:
             return gradients[0]
         return gradients if number > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
@@ -373,12 +395,13 @@ class OperatorOracle(Oracle):
         """Return V_n(z; ξ), ``[C, d]``."""
         self._count_call()
         if self._game:
-            gx, gy = self._game.grad(*z.split(self._split, dim=-1), xi)
+            gx, gy = self._clipped(*self._game.grad(*z.split(self._split, dim=-1), xi))
             return torch.cat([gx, -gy], dim=-1)
         if xi.is_full_batch:
-            return self._stack_over_clients(self._evaluate_client, z)
-        value = self._operator(z, xi.batch)
-        return value if xi.noise is None else value + xi.noise
+            value = self._stack_over_clients(self._evaluate_client, z)
+        else:
+            value = self._operator(z, xi.batch)
+        return self._clipped(value if xi.noise is None else value + xi.noise)[0]
 
     def _evaluate_client(self, z, batch):
         return self.problem.operator(z.unsqueeze(0), tuple(column.unsqueeze(0) for column in batch))[0]
@@ -387,7 +410,8 @@ class OperatorOracle(Oracle):
 class CompositionOracle(Oracle):
     """Oracle of g_n, its Jacobian, and ∇f_n.
 
-    Jacobians are dense, ``[C, p, d]``: analytic, or by forward or reverse mode, whichever is cheaper.
+    Jacobians are dense, ``[C, p, d]``: analytic, or by forward or reverse mode, whichever is cheaper. They
+    are clipped in the Frobenius norm, and ∇f in the Euclidean norm; inner values are not clipped.
     """
 
     problem: Composition
@@ -459,12 +483,12 @@ class CompositionOracle(Oracle):
         if zeta.noise is not None:
             noise_g, noise_j, _ = self._noise(zeta.noise)
             value, jacobian = value + noise_g, jacobian + noise_j.reshape(jacobian.shape)
-        return value, jacobian
+        return value, self._clipped(jacobian)[0]
 
     def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
         """Return ∇f_n(u; ξ), ``[C, p]``."""
         value = self._evaluate(self._gradient, self._outer_gradient, u, xi)
-        return value if xi.noise is None else value + self._noise(xi.noise)[2]
+        return self._clipped(value if xi.noise is None else value + self._noise(xi.noise)[2])[0]
 
 
 ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}

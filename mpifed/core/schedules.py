@@ -1,32 +1,76 @@
-"""Step sizes and weights as functions of the step t = 1, 2, ...
+"""Step sizes and weights as functions of a count t = 1, 2, ...
 
 Wherever a method takes a :data:`Rate`, a job file may give a number (constant) or a table such as
-``eta = { name = "power", scale = 0.5, offset = 8, exponent = 0.3333 }``.
+``eta = { name = "power", scale = 0.5, offset = 8, exponent = 0.3333 }``. For step sizes and weights of local
+steps, t is the number of the step among all steps of the run (``now.step(k)``). For those of the server, and
+wherever the description of a setting says so, it is the round (``now.round``).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
 
-__all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "Weight", "SCHEDULES", "largest"]
+__all__ = [
+    "SCHEDULES", "Constant", "Cosine", "PositiveRate", "Power", "Rate", "Squared", "Steps", "Weight",
+    "largest",
+]  # fmt: skip
 
 
 @hyperparameters
-class Constant:
-    """The same value at every step."""
+class _Schedule:
+    """Base class of schedules, which can begin with a linear warm-up."""
+
+    #: Name of the schedule in job files.
+    choice_name: ClassVar[str]
+
+    warmup: int = Field(
+        default=0, ge=0, kw_only=True, description="counts t of a linear warm-up: a factor t / warmup"
+    )
+
+    def __call__(self, t: int, eta: float = 0.0) -> float:
+        """Return the value at t, for a step size η."""
+        value = self.at(t)
+        return value if t >= self.warmup else value * (t / self.warmup)
+
+    def at(self, t: int) -> float:
+        """Return the value at t without the warm-up."""
+        raise NotImplementedError
+
+    def table(self) -> float | dict[str, Any]:
+        """Return the setting as in a job file: only what is set of the warm-up."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.warmup:
+            del settings["warmup"]
+        return {"name": self.choice_name, **settings}
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Counts t that include that of the largest value."""
+        return (1, self.warmup + 1, *([self.warmup] if self.warmup else []))
+
+
+@hyperparameters
+class Constant(_Schedule):
+    """The same value at every t."""
 
     value: float = Field(ge=0, description="the value")
 
-    def __call__(self, t: int, eta: float = 0.0) -> float:
+    def at(self, t: int) -> float:
         return self.value
+
+    def table(self) -> float | dict[str, Any]:
+        return super().table() if self.warmup else self.value
 
 
 @hyperparameters
-class Power:
+class Power(_Schedule):
     """``scale / (offset + t)**exponent``.
 
     The step size of Huang et al. 2024, Theorem 1, η_t = n K^{1/3} / (m + t)^{1/3}, is ``scale`` = n K^{1/3},
@@ -37,8 +81,15 @@ class Power:
     offset: float = Field(default=0.0, ge=0, description="added to t")
     exponent: float = Field(default=1 / 3, ge=0, description="power of offset + t")
 
-    def __call__(self, t: int, eta: float = 0.0) -> float:
+    def at(self, t: int) -> float:
         return self.scale / (self.offset + t) ** self.exponent
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        # t / (offset + t)**exponent grows up to t = offset / (exponent - 1), for an exponent above 1.
+        peak = self.offset / (self.exponent - 1) if self.exponent > 1 else 0.0
+        inside = 1 < peak < self.warmup
+        return (*super().candidates, *((math.floor(peak), math.ceil(peak)) if inside else ()))
 
 
 @hyperparameters
@@ -55,29 +106,82 @@ class Squared:
     def __call__(self, t: int, eta: float = 0.0) -> float:
         return min(1.0, self.c * eta**2)
 
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        return (1,)
+
 
 @hyperparameters
-class Steps:
+class Steps(_Schedule):
     """``value * factor**(number of boundaries passed)``: a piecewise constant schedule."""
 
     value: float = Field(ge=0, description="value before the first boundary")
-    boundaries: tuple[int, ...] = Field(description="steps t after which the value is multiplied by factor")
+    boundaries: tuple[int, ...] = Field(description="counts t after which the value is multiplied by factor")
     factor: float = Field(default=0.1, gt=0, description="multiplier at each boundary")
 
-    def __call__(self, t: int, eta: float = 0.0) -> float:
+    def at(self, t: int) -> float:
         return self.value * self.factor ** sum(t > boundary for boundary in self.boundaries)
 
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        return (*super().candidates, *(t + after for t in self.boundaries if t >= 1 for after in (0, 1)))
 
-SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": Steps}
+
+@hyperparameters
+class Cosine(_Schedule):
+    """Half a period of a cosine from ``value`` to ``final`` (Loshchilov & Hutter 2017, without restarts).
+
+    After the warm-up, t = warmup + 1 has ``value``. From t = ``length`` on, the value is ``final``.
+    """
+
+    value: float = Field(ge=0, description="value before the decay")
+    length: int = Field(ge=1, description="count t from which the value is final, e.g. the steps of the run")
+    final: float = Field(default=0.0, ge=0, description="value after the decay")
+
+    def __post_init__(self):
+        if self.length <= self.warmup + 1:
+            raise ValueError(f"expected length > warmup + 1, got {self.length} and a warmup of {self.warmup}")
+
+    def at(self, t: int) -> float:
+        first = self.warmup + 1
+        if t >= self.length:
+            return self.final
+        share = max(0, t - first) / (self.length - first)
+        return self.final + (self.value - self.final) * (1 + math.cos(math.pi * share)) / 2
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        return (*super().candidates, self.length)
+
+
+SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": Steps, "cosine": Cosine}
 
 
 #: A constant or a schedule.
 Rate: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
-#: A schedule of weights, such as that of the fresh gradient in a momentum. ``mpifed tune`` proposes values of
-#: at most 1.
-Weight: Any = Annotated[Rate, "weight"]
 
 
 def largest(rate: Rate) -> float:
-    """Return the largest value of a schedule, which is at step 1 or after a boundary."""
-    return max(rate(t) for t in (1, *(boundary + 1 for boundary in getattr(rate, "boundaries", ()))))
+    """Return the largest value of a schedule."""
+    return max(rate(t) for t in rate.candidates)
+
+
+def _positive(rate: Rate) -> Rate:
+    if isinstance(rate, Squared):
+        raise ValueError("'squared' depends on another step size η: expected another schedule")
+    value = min(rate(t) for t in (*rate.candidates, 2**53))
+    if value <= 0:
+        raise ValueError(f"expected a step size above 0 at every step, got {short_repr(value)}")
+    return rate
+
+
+def _weight(rate: Rate) -> Rate:
+    if (value := largest(rate)) > 1:
+        raise ValueError(f"expected a weight of at most 1 at every step, got {short_repr(value)}")
+    return rate
+
+
+#: A step size by which a method divides: a number or a schedule whose values are above 0.
+PositiveRate: Any = Annotated[Rate, AfterValidator(_positive), Field(title="number or schedule, > 0")]
+#: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1.
+Weight: Any = Annotated[Rate, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]

@@ -14,9 +14,10 @@ import torch
 from mpifed.base.errors import ConfigError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.base.settings import suggest
-from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
+from mpifed.storage.results import End
 
 __all__ = ["Callbacks", "Event", "TensorBoard", "expect_callbacks"]
 
@@ -45,6 +46,17 @@ class Event:
     costs: Mapping[str, float]
     stopped: str
     _blocks: Mapping[str, Callable[[], torch.Tensor]]
+    _stop: Callable[[str], None]
+
+    def stop(self, reason: str = "") -> None:
+        """End the run after this round, as if it were the last: with final metrics and complete results.
+
+        Without effect in ``on_end``.
+
+        Args:
+            reason: why, as part of ``Result.stopped``.
+        """
+        self._stop(reason)
 
     @property
     def point(self) -> dict[str, np.ndarray]:
@@ -100,22 +112,31 @@ class Callbacks:
         comm.bcast_(present)
         self.methods = frozenset(name for name, found in zip(METHODS, present) if found)
 
-    def call(self, name: str, metrics: Mapping[str, float], stopped: str) -> None:
+    def call(self, name: str, metrics: Mapping[str, float], stopped: str) -> End | None:
         """Call the method ``name``, one of :attr:`methods`, of all callbacks that have it. Collective.
+
+        Returns:
+            The end of the run if a callback has stopped it.
 
         Raises:
             CollectiveError: a callback raises an error; names the callback.
         """
         self._recorder.gather()
+        stops: list[str] = []
         with collective_errors(self._comm, ValueError):
             if self._comm.rank == 0:
-                event = self._event(metrics, stopped)
                 for callback in self._callbacks:
                     if method := getattr(callback, name, None):
-                        with user_code_errors(f"{type(callback).__name__}.{name}", event.round):
+                        title = type(callback).__name__
+                        event = self._event(
+                            metrics, stopped, lambda r, by=title: stops.append(_sentence(by, r))
+                        )
+                        with user_code_errors(f"{title}.{name}", event.round):
                             _call(method, event)
+        sentence = broadcast_text(self._comm, "; ".join(stops))
+        return End("callback", sentence) if sentence else None
 
-    def _event(self, metrics: Mapping[str, float], stopped: str) -> Event:
+    def _event(self, metrics: Mapping[str, float], stopped: str, stop: Callable[[str], None]) -> Event:
         simulation = self._simulation
 
         def read(block: str) -> torch.Tensor:
@@ -129,7 +150,12 @@ class Callbacks:
             self._recorder.totals,
             stopped,
             {block: lambda block=block: read(block) for block in simulation.blocks},
+            stop,
         )
+
+
+def _sentence(callback: str, reason: str) -> str:
+    return f"stopped by {callback}: {reason}" if reason else f"stopped by {callback}"
 
 
 def _call(method: Callable[[Event], object], event: Event) -> None:

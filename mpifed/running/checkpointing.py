@@ -185,6 +185,12 @@ class _Settings(_Table):
     record: list[str] = []
 
 
+class _Best(_Table):
+    metric: str
+    value: float
+    round: NonNegativeInt
+
+
 class Header(_Table):
     """The header of a checkpoint. A change requires a new :data:`mpifed.storage.checkpoint.FORMAT`."""
 
@@ -204,6 +210,7 @@ class Header(_Table):
     device: str
     machine: dict[str, str]
     infeasible: str
+    best: _Best | None = None  # since 0.2
 
 
 @dataclass
@@ -240,6 +247,9 @@ class Snapshot:
             "totals": recorder.costs[-1].tolist(),
         }
         records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
+        if best := recorder.best:
+            header["best"] = {"metric": best.metric, "value": best.value, "round": best.round}
+            records["best"] = best.point
         return cls(header | end_entries(end), records)
 
     @property
@@ -285,7 +295,7 @@ class Snapshot:
         simulation.restore_client_rows(torch.from_numpy(rows))
         simulation.restore(self.round, self.header["skipped"], self.header["unsent"])
         simulation.infeasible = self.header["infeasible"]
-        recorder.restore(self.header, self._history() if comm.rank == 0 else {})
+        recorder.restore(self.header, self._history() if comm.rank == 0 else {}, self.arrays.get("best"))
 
     def _history(self) -> dict[str, np.ndarray]:
         """Return the history up to this round; damaged rows cause a warning."""
@@ -339,6 +349,7 @@ def state_bytes(simulation: Simulation) -> int:
     """Return the size in bytes of the state in a checkpoint, without the history."""
     numbers = sum(len(state.buffer) for state in _records(simulation).values())
     numbers += simulation.placement.clients * simulation.row_size
+    numbers += len(simulation.output.buffer) if simulation.config.run.keep_best else 0
     return numbers * np.dtype(simulation.config.run.dtype).itemsize
 
 
@@ -372,6 +383,8 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
     sizes = header["sizes"]
     expected = {name: ((sizes[name],), sizes["dtype"]) for name in ("shared", "coordinator", "output")}
     expected["clients"] = tuple(sizes["clients"]), sizes["dtype"]
+    if header.get("best"):
+        expected["best"] = (sizes["output"],), sizes["dtype"]
     found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     if clients:
         found["clients"] = clients[0], str(clients[1])

@@ -9,13 +9,16 @@ from __future__ import annotations
 import bisect
 import functools
 import json
+import math
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mpifed.base.settings import suggest
 from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
@@ -25,7 +28,7 @@ from mpifed.storage import results
 from mpifed.storage.history import row_type
 from mpifed.storage.results import COSTS, End, end_entries
 
-__all__ = ["Recorder", "versions"]
+__all__ = ["Best", "Recorder", "is_better", "versions"]
 
 #: Whether a column is summed over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
@@ -35,6 +38,29 @@ _CLOCK = COSTS.index("federated_seconds")
 MEMORY = 4 * 2**30
 
 
+def is_better(value: float, best: float, maximised: bool, min_delta: float = 0.0) -> bool:
+    """Whether a metric has improved on its best value, by more than ``min_delta``; NaN never does."""
+    gain = value - best if maximised else best - value
+    return gain > min_delta or (math.isnan(best) and not math.isnan(value))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluated point of a run (rank 0).
+
+    Attributes:
+        metric: the metric, ``run.keep_best``.
+        value: its value.
+        round: the round after which the run had this point.
+        point: all blocks concatenated.
+    """
+
+    metric: str
+    value: float
+    round: int
+    point: np.ndarray
+
+
 class Recorder:
     """Collects the history of a run. Ranks other than 0 only contribute costs.
 
@@ -42,6 +68,7 @@ class Recorder:
         metrics: metrics by name, with ``round`` (rank 0).
         blocks: names of the blocks whose averaged iterates are recorded every round.
         iterates: recorded iterates by block, one array ``[d]`` per round (rank 0).
+        best: the best evaluated point with ``run.keep_best``; ``None`` before it exists (rank 0).
 
     Raises:
         ValueError: a block to record does not exist, or its iterates would exceed the memory limit.
@@ -67,6 +94,7 @@ class Recorder:
         self._pending: list[list[float]] = []
         self._costs, self._recorded = np.zeros((1, len(COSTS))), 0
         self.metrics: dict[str, list[float]] = {}
+        self.best: Best | None = None
         self._peak_memory: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
         self._class_counts = config.problem.class_counts() if comm.rank == 0 else None
@@ -83,6 +111,25 @@ class Recorder:
         """Record the metrics of the last round (rank 0)."""
         for name, value in {"round": self.simulation.round, **values}.items():
             self.metrics.setdefault(name, []).append(value)
+
+    def keep_best(self, metrics: dict[str, float], point: torch.Tensor) -> None:
+        """Keep an evaluated point if it is better than all points before, by ``run.keep_best`` (rank 0).
+
+        Args:
+            metrics: the metrics of the point.
+            point: all blocks concatenated.
+
+        Raises:
+            ValueError: there is no such metric.
+        """
+        metric = self.simulation.config.run.keep_best
+        if metric not in metrics:
+            raise ValueError(
+                f"run.keep_best = {metric!r} is not a metric of this problem: {suggest(metric, metrics)}"
+            )
+        value, best = metrics[metric], self.best.value if self.best else math.nan
+        if is_better(value, best, metric in self.simulation.metrics.maximised):
+            self.best = Best(metric, value, self.simulation.round, point.cpu().numpy().copy())
 
     def gather(self) -> None:
         """Collect the costs of the rounds since the last call and the memory usage on rank 0. Collective."""
@@ -153,15 +200,19 @@ class Recorder:
         iterates = sum(len(self.iterates[block]) * size for block, size in self.sizes.items())
         return self.costs.nbytes + 8 * sum(map(len, self.metrics.values())) + item * iterates
 
-    def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the history of a checkpoint.
+    def restore(self, header: dict, arrays: dict[str, np.ndarray], best: np.ndarray | None) -> None:
+        """Restore the history of a checkpoint and the best point.
 
         Args:
             header: header of the checkpoint.
             arrays: tables of :func:`mpifed.storage.history.read` on rank 0. Costs and iterates of lost rounds
                 are NaN. Iterates of a block that was not recorded become NaN.
+            best: the best evaluated point on rank 0, ``None`` if it was not kept. Of a metric other than
+                ``run.keep_best``, it is not restored: the best evaluation from here on is kept.
         """
         if self.comm.rank == 0:
+            if best is not None and header["best"]["metric"] == self.simulation.config.run.keep_best:
+                self.best = Best(**header["best"], point=best)
             self._append(arrays["costs"])
             self._costs_before = self.costs[-1].copy()
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
@@ -205,7 +256,17 @@ class Recorder:
             self._class_counts,
             final,
             self.simulation.metrics.details if final else None,
+            self.best_point,
         )
+
+    @property
+    def best_point(self) -> results.BestPoint | None:
+        """The best evaluated point by block (rank 0)."""
+        if self.best is None:
+            return None
+        sizes = [*self.simulation.blocks.sizes.values()]
+        parts = np.split(self.best.point, np.cumsum(sizes)[:-1])
+        return results.BestPoint(self.best.metric, self.best.round, dict(zip(self.simulation.blocks, parts)))
 
     def _point(self) -> results.OutputPoint:
         simulation = self.simulation

@@ -50,6 +50,7 @@ class Result:
         history: values of each metric by name, with ``round``.
         costs: cumulative costs by name, ``[R + 1]``.
         iterates: with ``record``: averaged iterates of rounds 1 to R by block, ``[R, d]``.
+        round: the round after which the run had the point.
         network: block and name in ``parameters`` of the network's parameters, by name in the network.
         end: why the run ended; ``None`` if it is still running or has crashed.
         path: the results file.
@@ -64,12 +65,14 @@ class Result:
     history: dict[str, list[float]]
     costs: dict[str, np.ndarray]
     iterates: dict[str, np.ndarray]
+    round: int
     network: dict[str, tuple[str, str]]
     end: End | None
     path: Path
     details: Details = Details()
     infeasible: str = ""
     _model: Any = field(default=None, repr=False)
+    _best: results.BestPoint | None = field(default=None, repr=False)
 
     def __fspath__(self) -> str:
         """Return the results file: a result can be passed wherever runs are read."""
@@ -111,6 +114,39 @@ class Result:
     def unfinished(self) -> bool:
         """Whether the run continues if it is started again."""
         return self.end is None or self.end.kind == "signal"
+
+    @property
+    def best(self) -> Result | None:
+        """The same run with its best evaluated point as the point, by ``run.keep_best``.
+
+        ``metrics`` and ``round`` are those of this point. ``None`` without ``run.keep_best``, and on ranks
+        other than 0.
+        """
+        if self._best is None:
+            return None
+        point = {block: torch.from_numpy(values) for block, values in self._best.flat.items()}
+        return self.at(point, self._best.round)
+
+    def at(self, point: dict[str, torch.Tensor], round: int) -> Result:
+        """Return the result with the point that was evaluated after ``round`` as its point."""
+        shapes = {
+            block: {name: value.shape for name, value in named.items()}
+            for block, named in self.parameters.items()
+        }
+        rounds = self.history["round"]
+        row = rounds.index(round) if round in rounds else None
+        values = {name: column for name, column in self.history.items() if name != "round"}
+        metrics = {} if row is None else {name: column[row] for name, column in values.items()}
+        parameters = _by_name(point, Blocks(**shapes))
+        return replace(
+            self,
+            point=point,
+            parameters=parameters,
+            metrics=metrics,
+            round=round,
+            details=Details(),
+            _best=None,
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state dict of the network, for torch's ``load_state_dict``.
@@ -165,11 +201,13 @@ class Result:
             history=recorder.metrics,
             costs=recorder.columns(),
             iterates={block: recorder.iterates_of(block) for block in recorder.blocks},
+            round=simulation.round,
             network=network_parameters(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
             details=simulation.metrics.details,
             infeasible=simulation.infeasible,
+            _best=recorder.best_point,
         ).with_network(simulation.config)
 
 
@@ -196,11 +234,13 @@ def from_files(run: results.RunData, output: results.RunOutput) -> Result:
         | {name: values.tolist() for name, values in run.metrics.items()},
         costs=run.costs,
         iterates=output.iterates,
+        round=int(run.costs["round"][-1]),
         network=output.point.network,
         end=run.end,
         path=run.path,
         details=run.details,
         infeasible=run.infeasible,
+        _best=output.best,
     )
 
 
@@ -223,6 +263,7 @@ def broadcast(result: Result | None, comm: SerialComm) -> Result:
         history={},
         costs={},
         iterates={},
+        round=summary["round"],
         network={name: tuple(place) for name, place in summary["network"].items()},
         end=End(*summary["end"]),
         path=Path(summary["path"]),
@@ -244,6 +285,7 @@ def _summary(result: Result) -> dict:
         "config": result.config,
         "end": astuple(result.end),
         "path": str(result.path),
+        "round": result.round,
         "network": result.network,
         "infeasible": result.infeasible,
         "blocks": blocks,
@@ -298,6 +340,8 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
     for name, parts in {"metrics": metrics[:MAX_METRICS] + more, "costs": costs, "point": point}.items():
         if parts:
             yield name, ", ".join(parts)
+    if (kept := result._best) and (best := result.best):
+        yield "best", f"{kept.metric} {best.metrics.get(kept.metric, math.nan):.4g} after round {best.round}"
     yield "file", str(result.path)
 
 

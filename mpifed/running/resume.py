@@ -226,14 +226,16 @@ def check_rounds(round: int, config: Config) -> None:
 def final_end(end: End | None, round: int, old: dict, config: Config) -> End | None:
     """Return ``end`` if it is final under ``config``, else ``None``.
 
-    A run that has completed its rounds is continued if more rounds are set. A run that was ended by a
-    stopping rule is continued if the rule has changed.
+    A run that has completed its rounds, or that a callback has stopped, is continued if more rounds are set.
+    A run that was ended by a stopping rule is continued if the rule has changed.
 
     Args:
         end: why a run with the settings ``old`` has ended after ``round``.
     """
-    same_rule = old["stop"] == config.table()["stop"]
-    return end if round >= config.rounds or (same_rule and round < old["rounds"]) else None
+    same_rule = old["stop"] == config.table()["stop"] and round < old["rounds"]
+    if end is not None and end.kind == "callback":
+        same_rule = same_rule and config.rounds <= old["rounds"]
+    return end if round >= config.rounds or same_rule else None
 
 
 def has_same_data(run: RunData, config: Config) -> bool:
@@ -292,7 +294,7 @@ def _with_group(settings: dict, group: int | str | None) -> dict:
 def _differences(old: dict, new: dict) -> list[str]:
     """List the differences between the settings of two jobs that affect the computation, as sentences."""
     before, now = (
-        flatten({key: value for key, value in table.items() if key not in _IGNORED}) | numerical
+        flatten({key: _with_numbers(part) for key, part in table.items() if key not in _IGNORED}) | numerical
         for table, numerical in zip((old, new), _numerical_settings(old, new))
     )
     return [
@@ -300,6 +302,15 @@ def _differences(old: dict, new: dict) -> list[str]:
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key)
     ] + changed_sources(old, new)
+
+
+def _with_numbers(table):
+    """Replace constant schedules, as which earlier versions stored numbers, by their values."""
+    if not isinstance(table, dict):
+        return table
+    if table.get("name") == "constant" and table.keys() == {"name", "value"}:
+        return table["value"]
+    return {key: _with_numbers(value) for key, value in table.items()}
 
 
 def _numerical_settings(*tables: dict) -> list[dict]:

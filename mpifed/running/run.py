@@ -65,7 +65,7 @@ def run(
         overrides: ``key=value`` changes as on the command line, e.g. ``["rounds=20", "algorithm.q=5"]``.
         callbacks: objects with any of the methods ``on_start``, ``on_round``, ``on_evaluation`` and
             ``on_end``, which are called with an :class:`~mpifed.Event` on rank 0 for the rounds of this call.
-            An error in a callback ends all ranks.
+            ``event.stop(reason)`` ends the run. An error in a callback ends all ranks.
 
     Raises:
         ConfigError: on all ranks: the settings are invalid independently of folders and data.

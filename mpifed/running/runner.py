@@ -118,18 +118,18 @@ class Runner:
             self.checkpoints.clear()
             if self.config.run.overwrite:
                 self.log.remove_previous()
-            self._call_callbacks("on_start")
-            self._call_callbacks("on_evaluation", metrics)
-            return self._loop(bar, end)
+            started = self._call_callbacks("on_start")
+            evaluated = self._call_callbacks("on_evaluation", metrics)
+            return self._loop(bar, end or started or evaluated)
 
     def _continue(self, saved: Snapshot) -> Result:
         self.checkpoints.restore(saved)
-        self.rule.restore(self.recorder.metrics)
+        self.rule.restore(self.recorder.metrics, self.simulation.metrics.maximised)
         end = final_end(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
-            self._call_callbacks("on_start")
+            started = self._call_callbacks("on_start")
             with self._progress() as bar:
-                end = self.rule.end_after(self.simulation.round)
+                end = self.rule.end_after(self.simulation.round) or started
                 if end and self.rule.evaluated < self.simulation.round:  # fewer rounds than before are set
                     self._evaluate_and_call(bar)
                 return self._loop(bar, end)
@@ -181,9 +181,7 @@ class Runner:
         self.recorder.record_round()
         self.watchdog.beat(simulation.round)
         bar.update()
-        if "on_round" in self.callbacks.methods:
-            self._call_callbacks("on_round")
-        end = rule.end_after(simulation.round)
+        end = self._call_callbacks("on_round") or rule.end_after(simulation.round)
         if end or simulation.round % self.interval == 0:
             end = self._evaluate_and_call(bar) or end
         end = end or rule.end_by_signal(simulation.round)
@@ -192,34 +190,43 @@ class Runner:
         return end
 
     def _evaluate_and_call(self, bar: tqdm) -> End | None:
-        """Evaluate and call the callbacks; return the end if the target is reached. Collective."""
+        """Evaluate and call the callbacks; return the end if the metric or a callback ends the run.
+        Collective."""
         end, metrics = self._evaluate(bar)
-        self._call_callbacks("on_evaluation", metrics)
-        return end
+        called = self._call_callbacks("on_evaluation", metrics)
+        return end or called
 
     def _evaluate(self, bar: tqdm) -> tuple[End | None, Mapping[str, float]]:
-        """Return the end if the target is reached, and the metrics of the current point. Collective."""
+        """Return the end if the metric ends the run, and the metrics of the current point. Collective."""
         simulation, began = self.simulation, time.perf_counter()
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
+        if self.config.run.keep_best is not None:
+            with collective_errors(self.comm, ValueError):
+                if self.comm.rank == 0:
+                    point = simulation.output.buffer if averaged else simulation.point()
+                    self.recorder.keep_best(metrics, point)
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
             first = [*metrics.items()][:MAX_METRICS]
             bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
-        end = self.rule.end_by_target(metrics, simulation.round)
+        end = self.rule.end_by_metric(metrics, simulation.round, simulation.metrics.maximised)
         self.watchdog.beat(simulation.round)
         return end, metrics
 
     def _call_callbacks(
         self, name: str, metrics: Mapping[str, float] | None = None, stopped: str = ""
-    ) -> None:
-        if name in self.callbacks.methods:
-            self.watchdog.beat(self.simulation.round, "callbacks")
-            self.callbacks.call(name, metrics or {}, stopped)
-            self.watchdog.beat(self.simulation.round)
+    ) -> End | None:
+        """Call a method of the callbacks; return the end if one of them stops the run. Collective."""
+        if name not in self.callbacks.methods:
+            return None
+        self.watchdog.beat(self.simulation.round, "callbacks")
+        end = self.callbacks.call(name, metrics or {}, stopped)
+        self.watchdog.beat(self.simulation.round)
+        return end
 
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
         round, began = self.simulation.round, time.perf_counter()

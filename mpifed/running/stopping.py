@@ -1,4 +1,4 @@
-"""The stopping rule of a run: number of rounds, target of a metric, time budget, or a signal."""
+"""The stopping rule of a run: number of rounds, target or patience of a metric, time budget, or a signal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpifed.base.log import warning
 from mpifed.base.settings import suggest
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.running.recorder import is_better
 from mpifed.storage.results import End
 
 __all__ = ["StopRule"]
@@ -26,13 +27,17 @@ class StopRule:
     Attributes:
         signalled: whether some rank had received a signal when the last round began.
         evaluated: the round of the last evaluation, -1 before the first.
+
+    Rank 0 counts the evaluations without an improvement. The count is computed again from the history when
+    a run is resumed, so that an interrupted run stops where an uninterrupted run stops.
     """
 
     def __init__(self, config: Config, comm: SerialComm):
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
         self.signalled = self._out_of_time = False
         self.evaluated = -1
-        self._metric_was_finite = self._warned = False  # about the metric of the target
+        self._metric_was_finite = self._warned = False  # about the metric
+        self._best, self._best_round, self._waited = math.nan, 0, 0  # on rank 0, for patience
 
     def contribution(self, signalled: bool, elapsed: Callable[[], float]) -> float:
         """Return this rank's contribution to the Allreduce of the next round.
@@ -60,20 +65,21 @@ class StopRule:
         return End("signal", f"a signal after round {r}") if self.signalled else None
 
     def with_note(self, end: End) -> End:
-        """Append a note to ``end`` if the target was unreachable because its metric was always NaN."""
+        """Append a note to ``end`` if the metric could not end the run because it was always NaN."""
         unreachable = (
             self.stop.metric is not None and not self._metric_was_finite and end.kind in ("rounds", "time")
         )
         return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if unreachable else end
 
-    def restore(self, history: Mapping[str, Sequence[float]]) -> None:
+    def restore(self, history: Mapping[str, Sequence[float]], maximised: Collection[str]) -> None:
         """Restore the state from the evaluations of a resumed run. Collective.
 
         Args:
             history: metrics by name, with ``round``, complete on rank 0.
+            maximised: names of the metrics to maximise.
 
         Raises:
-            CollectiveError: the metric of the target does not exist.
+            CollectiveError: the metric does not exist.
         """
         state = np.array([-1, 0])
         with collective_errors(self.comm, ValueError):
@@ -82,35 +88,58 @@ class StopRule:
                 if metric is not None:
                     self._expect_metric([name for name in history if name != "round"])
                     state[1] = not all(map(math.isnan, history[metric]))
+                    for r, value in zip(history["round"], history[metric]):
+                        self._count(value, r, metric in maximised)
         self.comm.bcast_(state)
         self.evaluated, self._metric_was_finite = int(state[0]), bool(state[1])
 
-    def end_by_target(self, metrics: Mapping[str, float], r: int) -> End | None:
-        """Return the end if the metric has reached its target. Collective, also without a target.
+    def end_by_metric(self, metrics: Mapping[str, float], r: int, maximised: Collection[str]) -> End | None:
+        """Return the end if the metric has reached its target, or has not improved for long. Collective, also
+        without a metric.
 
         Args:
             metrics: metrics after round ``r``, complete on rank 0.
+            maximised: names of the metrics to maximise.
 
         Raises:
-            CollectiveError: the metric of the target does not exist.
+            CollectiveError: the metric does not exist.
         """
-        stop, state = self.stop, np.zeros(2, dtype=np.int64)
+        stop, state, best = self.stop, np.zeros(4, dtype=np.int64), np.zeros(1)
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
                 self._expect_metric(metrics)
-                value = metrics[stop.metric]  # comparisons with nan are false
-                reached = value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
-                state[:] = not math.isnan(value), reached
+                value = metrics[stop.metric]
+                self._count(value, r, stop.metric in maximised)
+                state[:] = not math.isnan(value), self._is_reached(value), self._waited, self._best_round
+                best[0] = self._best
         self.comm.bcast_(state)
+        self.comm.bcast_(best)
         if stop.metric is not None and not state[0] and not self._warned:
             self._warned = True
             if self.comm.rank == 0:
                 warning(f"stop.metric = {stop.metric!r} is nan after round {r}: it cannot end the run")
         self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(state[0])
-        if not state[1]:
+        if state[1]:
+            bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
+            return End("target", f"{stop.metric} is {bound}")
+        if stop.patience is None or state[2] < stop.patience:
             return None
-        bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
-        return End("target", f"{stop.metric} is {bound}")
+        return End(
+            "patience",
+            f"{stop.metric} has not improved in {stop.patience} evaluation(s) since {best[0]:.6g} after "
+            f"round {state[3]}",
+        )
+
+    def _is_reached(self, value: float) -> bool:
+        at_least, at_most = self.stop.at_least, self.stop.at_most  # comparisons with nan are false
+        return (at_least is not None and value >= at_least) or (at_most is not None and value <= at_most)
+
+    def _count(self, value: float, r: int, maximised: bool) -> None:
+        """Count an evaluation for patience. The count begins at the first number, after which NaN counts."""
+        if is_better(value, self._best, maximised, self.stop.min_delta or 0.0):
+            self._best, self._best_round, self._waited = value, r, 0
+        elif not math.isnan(self._best):
+            self._waited += 1
 
     def _expect_metric(self, names: Collection[str]) -> None:
         if self.stop.metric not in names:

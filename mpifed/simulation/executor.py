@@ -117,18 +117,22 @@ class Executor:
 
     Attributes:
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
+        calls_in_round, clipped: oracle calls, and those whose gradient was clipped, on this rank in the last
+            round.
     """
 
     def __init__(self, oracle: Oracle, clients: State, within_round: Layout, capacity: int):
         self.oracle, self.sampler = oracle, oracle.sampler
         self.clients, self.capacity = clients, capacity
         self._layout, self._views = within_round, {}
+        self.calls_in_round, self.clipped = 0, 0  # the second becomes a tensor with `oracle.clip`
         self.calls = np.zeros(0, dtype=np.int64)
 
     def begin_round(self, r: int) -> None:
         """Start round ``r``."""
         self.sampler.begin_round(r)
         self._within_round, self._cohort = None, None
+        self.calls_in_round, self.clipped = 0, 0
 
     def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
         """Start a phase and return the groups of this rank's members, as slices of ``cohort.local``."""
@@ -179,8 +183,11 @@ class Executor:
         self._call(stage, now, shared, record, stage.rows(row, row + count))
         if not contiguous:
             self.clients.buffer[index] = clients.buffer
-        calls = self.oracle.calls
-        self.calls[members] = calls if isinstance(calls, int) else calls[: members.stop - members.start]
+        calls, number = self.oracle.calls, members.stop - members.start
+        self.calls[members] = calls if isinstance(calls, int) else calls[:number]
+        if self.oracle.clip is not None:
+            self.calls_in_round += int(self.calls[members].sum())
+            self.clipped = self.clipped + self.oracle.clipped[:number].sum()  # read once per evaluation
 
     def _view(self, first: int, count: int) -> State:
         """Return the records of contiguous clients as views, which are cached."""

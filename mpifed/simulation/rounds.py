@@ -6,6 +6,7 @@ and the fields.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -117,6 +118,7 @@ class Rounds:
         self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, self._members)
         oracle = oracle_type(problem, sampler, size > 1, config.run.evaluation)
+        oracle.clip, oracle.clip_jointly = config.oracle.clip, config.oracle.clip_over == "all"
         if config.run.evaluation != PLAIN:
             expect_evaluated(oracle, size, transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
@@ -278,6 +280,15 @@ class Rounds:
         mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
         self.transport.comm.allreduce_(mask, "min")
         return [name for name, unsent in zip(names, mask) if unsent]
+
+    def clipped_share(self) -> float:
+        """Return the share of clipped gradients among the oracle calls of the last round. Collective.
+
+        NaN if there were no calls, e.g. before the first round and for a run that was complete.
+        """
+        counts = np.array([int(self.executor.clipped), self.executor.calls_in_round], dtype=np.int64)
+        self.transport.comm.allreduce_(counts)
+        return float(counts[0] / counts[1]) if counts[1] else math.nan
 
     def average_clients(self) -> None:
         """Average the blocks of which every client has its own copy. Collective if there are such blocks."""

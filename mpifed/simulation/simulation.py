@@ -233,6 +233,8 @@ class Simulation:
             self._expect_feasible(point)
             z = self.shared.z if "z" in self.shared else None
             stationarity = self.stationarity(point, z, self.round) if self.stationarity else {}
+            if self.config.oracle.clip is not None:
+                stationarity["clipped"] = self.rounds.clipped_share()
             return self.metrics(point, self.round, stationarity)
 
     def _expect_feasible(self, point: list[torch.Tensor]) -> None:

@@ -26,7 +26,7 @@ from mpifed.parallel.placement import Placement
 from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_registered, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
-__all__ = ["write", "newest", "read_clients", "FORMAT"]
+__all__ = ["load", "newest", "read_clients", "write", "FORMAT"]
 
 #: Format number. The header and the arrays of a format never change.
 FORMAT = 4
@@ -114,7 +114,7 @@ def _expect_space(folder: Path, needed: int) -> None:
         )
 
 
-def _load(path: Path, validate: Validator | None) -> tuple[dict, dict[str, np.ndarray]]:
+def load(path: Path, validate: Validator | None) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the header and the whole arrays of a file.
 
     Raises:
@@ -150,7 +150,7 @@ def newest(
     errors = []
     for path in reversed(checkpoints(folder)):
         try:
-            return path, *_load(path, validate), errors
+            return path, *load(path, validate), errors
         except ValueError as error:
             errors.append(f"{path.name} cannot be used ({error}); trying the previous checkpoint")
     return None, {}, {}, errors

@@ -15,8 +15,8 @@ from mpifed.storage.results import RunData
 __all__ = ["metadata_of", "write_weights"]
 
 
-def metadata_of(run: RunData, metrics: Mapping[str, float]) -> dict:
-    """Return the origin and the metrics of a run's weights, JSON-able.
+def metadata_of(run: RunData, round: int, metrics: Mapping[str, float]) -> dict:
+    """Return the origin and the metrics of a run's weights after a round, JSON-able.
 
     ``config`` is the SHA-256 of the resolved settings as JSON with sorted keys.
     """
@@ -25,7 +25,7 @@ def metadata_of(run: RunData, metrics: Mapping[str, float]) -> dict:
         "run": str(run.folder),
         "method": run.name,
         "problem": run.config["problem"]["name"].rpartition(":")[2],
-        "round": int(run.costs["round"][-1]),
+        "round": round,
         "metrics": dict(metrics),
         "versions": run.versions,
         "config": hashlib.sha256(settings.encode()).hexdigest(),

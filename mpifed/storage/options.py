@@ -20,6 +20,10 @@ class StorageOptions(Section):
         description="rounds between checkpoints; 0 writes a checkpoint only if a signal ends the run",
     )
     keep: int = Field(3, ge=1, description="number of checkpoints to keep")
+    keep_best: str | None = Field(
+        None,
+        description="metric whose best evaluated point is kept, too: Result.best, and `mpifed export --best`",
+    )
     out: Annotated[str, AfterValidator(file_name)] = Field("runs/run", description="output folder")
     overwrite: bool = Field(False, description="start over and replace the run in the output folder")
     tensorboard: bool = Field(

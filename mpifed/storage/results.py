@@ -23,6 +23,8 @@ attributes      JSON texts: ``config``, ``versions``, ``layout``, ``data`` (path
 ``final/``      the output point: one group per block with one dataset per parameter, in the order of the
                 flat vector. Parameters of the problem's network have their name in the network as the
                 attribute ``network``. Metrics of the point are attributes of the group
+``best/``       with ``run.keep_best``: the best evaluated point, in the form of ``final/``. Attributes:
+                ``metric`` and ``round``
 ``network/``    buffers and frozen parameters of the network; attribute ``tied``: further names of shared
                 parameters
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset per block
@@ -50,8 +52,8 @@ from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoint
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
-    "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "end_entries", "expect", "find_runs",
-    "load", "load_if_valid", "read", "write",
+    "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "end_entries", "expect",
+    "find_runs", "load", "load_if_valid", "read", "write",
 ]  # fmt: skip
 
 #: Format number of the results file.
@@ -96,9 +98,10 @@ class End:
     """Why a run has ended.
 
     Attributes:
-        kind: "rounds" (all are done), "target" (a metric has reached its target), "time" (the time budget is
-            used up), "diverged" (non-finite values), or "signal" (the run continues from its checkpoint when
-            it is started again). "" in files of versions that stored only the sentence.
+        kind: "rounds" (all are done), "target" (a metric has reached its target), "patience" (a metric has
+            not improved), "time" (the time budget is used up), "callback" (a callback has stopped the run),
+            "diverged" (non-finite values), or "signal" (the run continues from its checkpoint when it is
+            started again). "" in files of versions that stored only the sentence.
         sentence: the reason as a sentence.
     """
 
@@ -188,12 +191,27 @@ class OutputPoint(NamedTuple):
     tied: dict[str, str]
 
 
+class BestPoint(NamedTuple):
+    """The best evaluated point of a run (``run.keep_best``).
+
+    Attributes:
+        metric: the metric that is best.
+        round: the round after which the run had this point.
+        flat: flat vectors by block.
+    """
+
+    metric: str
+    round: int
+    flat: dict[str, np.ndarray]
+
+
 class RunOutput(NamedTuple):
-    """The output point of a run, its metrics, and the recorded iterates by block, ``[R, d]``."""
+    """The output point of a run, its metrics, the recorded iterates by block, ``[R, d]``, the best point."""
 
     point: OutputPoint
     metrics: dict[str, float]
     iterates: dict[str, np.ndarray]
+    best: BestPoint | None
 
 
 def write(
@@ -204,6 +222,7 @@ def write(
     class_counts: tuple[np.ndarray, list[str]] | None = None,
     metrics: Mapping[str, float] | None = None,
     details: Details | None = None,
+    best: BestPoint | None = None,
 ) -> None:
     """Replace the results file of a folder.
 
@@ -214,6 +233,7 @@ def write(
         class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
         metrics: metrics of the output point.
         details: details of the evaluation of the output point.
+        best: the best evaluated point, with the blocks of ``point``.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
@@ -238,23 +258,34 @@ def write(
             file[name].attrs["classes"] = json.dumps(names)
         _write_point(file, point)
         file["final"].attrs.update(metrics or {})
+        if best:
+            node = _write_blocks(file, "best", best.flat, point)
+            node.attrs.update(metric=best.metric, round=best.round)
 
 
 def _write_point(file: h5py.File, point: OutputPoint) -> None:
     """Write the point and the fixed values of the network, so that exports need no code of the user."""
-    final = file.create_group("final")
-    for block, shapes in point.shapes.items():
-        group, start = final.create_group(block, track_order=True), 0
-        for name, shape in shapes.items():
-            stop = start + math.prod(shape)
-            group[name] = point.flat[block][start:stop].reshape(shape)
-            start = stop
-    for name, (block, parameter) in point.network.items():
-        final[block][parameter].attrs[_NETWORK] = name
+    _write_blocks(file, "final", point.flat, point)
     group = file.create_group(_NETWORK)
     group.attrs["tied"] = json.dumps(point.tied)
     for name, values in point.fixed.items():
         group[name] = values
+
+
+def _write_blocks(
+    file: h5py.File, name: str, flat: Mapping[str, np.ndarray], point: OutputPoint
+) -> h5py.Group:
+    """Write flat vectors by block as the parameters of ``point``, to a new group, which is returned."""
+    node = file.create_group(name)
+    for block, shapes in point.shapes.items():
+        group, start = node.create_group(block, track_order=True), 0
+        for parameter, shape in shapes.items():
+            stop = start + math.prod(shape)
+            group[parameter] = flat[block][start:stop].reshape(shape)
+            start = stop
+    for key, (block, parameter) in point.network.items():
+        node[block][parameter].attrs[_NETWORK] = key
+    return node
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
@@ -330,7 +361,19 @@ def _read_output(source: h5py.File) -> RunOutput:
     tables = all(isinstance(data, h5py.Dataset) and data.ndim for data in recorded.values())
     expect(tables, "columns in the group 'iterates'", recorded)
     iterates = {name: data[:] for name, data in recorded.items() if name != "round"}
-    return RunOutput(_read_point(final), metrics, iterates)
+    point = _read_point(final)
+    return RunOutput(point, metrics, iterates, _read_best(source, point))
+
+
+def _read_best(source: h5py.File, point: OutputPoint) -> BestPoint | None:
+    if (node := source.get("best")) is None:
+        return None
+    flat, shapes = _read_blocks(node)
+    expect(shapes == point.shapes, f"the parameters {point.shapes} in 'best'", shapes)
+    metric, r = node.attrs.get("metric"), node.attrs.get("round")
+    known = isinstance(metric, str) and r in source["costs/round"][:]
+    expect(known, "a metric and a round as attributes of 'best'", (metric, r))
+    return BestPoint(metric, int(r), flat)
 
 
 def _read(source: h5py.File, file: Path) -> RunData:
@@ -456,15 +499,9 @@ def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str
 
 
 def _read_point(final: h5py.Group) -> OutputPoint:
-    point = OutputPoint({}, {}, {}, {}, {})
-    for block, node in final.items():
-        if not isinstance(node, h5py.Group):  # version 0.1
-            point.flat[block] = _array(node, "f", 1)
-            continue
-        values = {name: _array(data, "f") for name, data in node.items()}
-        point.flat[block] = np.concatenate([value.reshape(-1) for value in values.values()])
-        point.shapes[block] = {name: value.shape for name, value in values.items()}
-        names = {name: data.attrs.get(_NETWORK) for name, data in node.items()}
+    point = OutputPoint(*_read_blocks(final), {}, {}, {})
+    for block in point.shapes:
+        names = {name: data.attrs.get(_NETWORK) for name, data in final[block].items()}
         point.network.update({key: (block, name) for name, key in names.items() if key is not None})
     if (fixed := final.file.get(_NETWORK)) is not None:
         point.tied.update(json.loads(fixed.attrs["tied"]))
@@ -472,6 +509,19 @@ def _read_point(final: h5py.Group) -> OutputPoint:
     if unknown := {*point.tied.values()} - {*point.network}:
         raise ValueError(f"expected names of the network's parameters, found {sorted(unknown)[0]!r}")
     return point
+
+
+def _read_blocks(group: h5py.Group) -> tuple[dict[str, np.ndarray], dict[str, dict[str, tuple[int, ...]]]]:
+    """Return the flat vectors of a group by block, and the shapes of the parameters by block and name."""
+    flat, shapes = {}, {}
+    for block, node in group.items():
+        if not isinstance(node, h5py.Group):  # version 0.1
+            flat[block] = _array(node, "f", 1)
+            continue
+        values = {name: _array(data, "f") for name, data in node.items()}
+        flat[block] = np.concatenate([value.reshape(-1) for value in values.values()])
+        shapes[block] = {name: value.shape for name, value in values.items()}
+    return flat, shapes
 
 
 def _array(data, kinds: str, axes: int | None = None) -> np.ndarray:

@@ -44,6 +44,7 @@ _NO_EFFECT = {
     "progress",
     "data_dir",
     "keep",
+    "keep_best",
     "checkpoint_every",
     "tensorboard",
     "watchdog",

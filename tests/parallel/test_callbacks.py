@@ -12,7 +12,7 @@ from mpifed.parallel.comm import CollectiveError
 from mpifed.running import callbacks as module
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import NonFiniteError
-from mpifed.storage.results import COSTS
+from mpifed.storage.results import COSTS, End
 
 
 def job(folder, **run) -> dict:
@@ -119,6 +119,37 @@ def test_a_callback_that_fails_ends_all_ranks_with_its_name(out, comm, callback,
         assert (
             mpifed.run(job(out), comm).stopped == "all 4 rounds done"
         )  # resumed from the checkpoint of round 2
+
+
+class Full(Diary):
+    """Stops the run in one of its methods."""
+
+    def __init__(self, name, round):
+        super().__init__()
+        self.name, self.round = name, round
+
+    def _note(self, name, event):
+        super()._note(name, event)
+        if (name, event.round) == (self.name, self.round):
+            event.stop("it is enough")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name, round", [("on_start", 0), ("on_round", 1), ("on_evaluation", 2)])
+def test_a_callback_ends_the_run(out, comm, name, round):
+    """The end is that of a run with fewer rounds, on all ranks and for a later call."""
+    diary = Full(name, round)
+    result = mpifed.run(job(out), comm, callbacks=[diary])
+    assert result.end == End("callback", "stopped by Full: it is enough") and not result.unfinished
+    assert result.round == round
+    again = mpifed.run(job(out), comm, callbacks=[Failing()])
+    assert (again.end, again.metrics) == (result.end, result.metrics)
+    if comm.rank == 0:
+        assert diary.names[-2:] == [f"evaluation {round}", f"end {round}"]
+        assert result.history["round"] == sorted({0, round}) and result.metrics
+        assert diary.events[-1].stopped == result.stopped and diary.events[-1].metrics == result.metrics
+    longer = mpifed.run(job(out) | {"rounds": 5}, comm)
+    assert (longer.stopped, longer.round) == ("all 5 rounds done", 5)
 
 
 class Stopping(Diary):

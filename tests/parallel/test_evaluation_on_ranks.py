@@ -10,6 +10,7 @@ from resumed import resumed
 
 from mpifed import Algorithm, Config, Record, load, run
 from mpifed.algorithms import FedAvg, LocalSGDA
+from mpifed.config.job import Stop
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import Classification, DeepAUC, FairClassification
 from mpifed.simulation import simulation
@@ -93,6 +94,20 @@ def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
     config = job("plain", metrics=(fragile,), partition={"name": "quantity", "alpha": 0.5})
     with pytest.raises(CollectiveError, match=f"the metric fragile failed for client {hosted[0]}: KeyError"):
         found(config, comm)
+
+
+def test_patience_ends_all_ranks_after_the_same_round(comm, out):
+    """The accuracy cannot improve by 2: the evaluations of rounds 2 and 4 are without an improvement."""
+    config = fair(LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), out, keep_best="mean_accuracy")
+    stop = Stop(metric="mean_accuracy", patience=2, min_delta=2.0)
+    result = run(config.model_copy(update={"stop": stop}), comm)
+    assert (result.end.kind, result.round) == ("patience", 4)
+    assert broadcast_text(comm, result.stopped) == result.stopped
+    if comm.rank == 0:
+        accuracy = result.history["mean_accuracy"]
+        assert result.best.metrics["mean_accuracy"] == max(accuracy)
+        alone = run(fair(config.algorithm, f"{out}/alone", keep_best="mean_accuracy"), SerialComm())
+        assert alone.history["mean_accuracy"][:3] == accuracy
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from games import Game, configuration
 from networks import Attention, Net, Recurrent, convolutional
 from torch import nn
 
-from mpifed import resume, run
+from mpifed import load, resume, run
 from mpifed.algorithms import FGDA, MFCGD, AdaFGDA, LocalSGDA
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, broadcast_text
@@ -102,6 +102,18 @@ def test_cohorts_and_weights(comm, out, cohort, weights, group):
         dtype="float32",
     )
     assert_layout_does_not_matter(config, comm, out)
+
+
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_clipped_gradients(comm, out, group):
+    """The norms of some gradients are above the threshold, and their share is the same, too."""
+    settings = dict(batch_size=1, reduction="exact", group=group, dtype="float32", eval_every=1)
+    config = configuration(METHODS["local"], Saddle(clients=9, d=37), out, **settings)
+    oracle = config.oracle.model_copy(update={"clip": 30.0, "clip_over": "all"})
+    config = config.model_copy(update={"oracle": oracle})
+    assert_layout_does_not_matter(config, comm, out)
+    if comm.rank == 0:
+        assert 0 < np.nanmin(load(out).history["clipped"]) < 1
 
 
 CASES = {

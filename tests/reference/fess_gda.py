@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from .rates import at, total
+
 
 def fess_gda(
     grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, p, beta, project_x=None, project_y=None,
@@ -29,14 +31,15 @@ def fess_gda(
             x_i, y_i = x, y                                                                                     # 5
             for k in range(1, K + 1):                                                                           # 6
                 gx, gy = grad(i, x_i, y_i, t * K + k)
-                x_i = P_X(x_i - eta_xl * gx)                                                                    # 7
-                y_i = P_Y(y_i + eta_yl * gy)                                                                    # 8
+                x_i = P_X(x_i - at(eta_xl, t * K + k) * gx)                                                     # 7
+                y_i = P_Y(y_i + at(eta_yl, t * K + k) * gy)                                                     # 8
             x_last.append(x_i)                                                                                  # 10
             y_last.append(y_i)                                                                                  # 10
         m = len(S)
-        x_next = x + eta_xg * (sum(x_last) / m - x) - eta_xl * eta_xg * K * p * (x - z)                         # 13
-        x, y = P_X(x_next), P_Y(y + eta_yg * (sum(y_last) / m - y))                                             # 13, 14
-        z = z + beta * (x - z)                                                                                  # 15
+        xg, yg, proximal = at(eta_xg, t + 1), at(eta_yg, t + 1), total(eta_xl, t + 1, K) * p * (x - z)
+        x_next = x + xg * (sum(x_last) / m - x) - xg * proximal                                                 # 13
+        x, y = P_X(x_next), P_Y(y + yg * (sum(y_last) / m - y))                                                 # 13, 14
+        z = z + at(beta, t + 1) * (x - z)                                                                       # 15
         path.append((x, y, z))
     return path
 

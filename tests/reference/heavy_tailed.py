@@ -17,6 +17,8 @@ import math
 
 import torch
 
+from .rates import at, total
+
 
 def fed_nsgda_m(
     grad, clients, x1, y1, *, p, rounds, eta_x, eta_y, gamma_x, gamma_y, beta_x, beta_y, first_round="beta_one",
@@ -35,7 +37,7 @@ def fed_nsgda_m(
     u, v, path = gx, gy, []
     for t in range(rounds):                                                                                     # 1
         beta_one = t == 0 and first_round == "beta_one"
-        bx, by = (1.0, 1.0) if beta_one else (beta_x, beta_y)
+        bx, by = (1.0, 1.0) if beta_one else (at(beta_x, t + 1), at(beta_y, t + 1))
         x_p, y_p, new_gx, new_gy = [], [], [], []
         for n in range(clients):                                                                                # 2
             x_n, y_n, raw_x, raw_y = x, y, [], []                                                               # 3
@@ -43,8 +45,8 @@ def fed_nsgda_m(
                 fx, fy = grad(n, x_n, y_n, t * p + i + 1)
                 u_n = bx * (fx + gx - gx_n[n]) + (1 - bx) * u                                                   # 5
                 v_n = by * (fy + gy - gy_n[n]) + (1 - by) * v                                                   # 5
-                x_n = x_n - eta_x * direction_of(u_n, shapes_x, *options)                                       # 6
-                y_n = y_n + eta_y * direction_of(v_n, shapes_y, *options)                                       # 6
+                x_n = x_n - at(eta_x, t * p + i + 1) * direction_of(u_n, shapes_x, *options)                    # 6
+                y_n = y_n + at(eta_y, t * p + i + 1) * direction_of(v_n, shapes_y, *options)                    # 6
                 raw_x.append(fx)
                 raw_y.append(fy)
             x_p.append(x_n)
@@ -53,8 +55,10 @@ def fed_nsgda_m(
             new_gy.append(sum(raw_y) / p)                                                                       # 8
         gx_n, gy_n = new_gx, new_gy
         gx, gy = sum(gx_n) / clients, sum(gy_n) / clients                                                       # 10
-        x = x + gamma_x / (eta_x * clients * p) * sum(x_n - x for x_n in x_p)                                   # 11
-        y = y + gamma_y / (eta_y * clients * p) * sum(y_n - y for y_n in y_p)                                   # 11
+        step_x = at(gamma_x, t + 1) / (total(eta_x, t + 1, p) * clients)
+        step_y = at(gamma_y, t + 1) / (total(eta_y, t + 1, p) * clients)
+        x = x + step_x * sum(x_n - x for x_n in x_p)                                                            # 11
+        y = y + step_y * sum(y_n - y for y_n in y_p)                                                            # 11
         u, v = bx * gx + (1 - bx) * u, by * gy + (1 - by) * v                                                   # 12
         path.append(dict(x=x, y=y, u=u, v=v, gx=gx, gy=gy, gx_clients=gx_n, gy_clients=gy_n))
     return path

@@ -9,19 +9,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from baselines import gradient_at
 from fields import Chain, reference_chain
 from games import Game, configuration, reference_gradient, start_of, trace
 
-from mpifed.algorithms import FGDA, MFCGD, AdaFGDA, AdaMFCGD, LocalSGDA
+from mpifed.algorithms import (
+    FESSGDA,
+    FGDA,
+    LIPPAX,
+    MFCGD,
+    SCAFFOLD,
+    AdaFGDA,
+    AdaMFCGD,
+    FedNSGDAM,
+    LocalSGDA,
+)
 from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad, BarzilaiBorwein, Norm
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 
 from . import matrices as plain
+from .fess_gda import fess_gda
 from .fgda import fgda
+from .heavy_tailed import fed_nsgda_m
 from .local_sgda import local_sgda
 from .mfcgd import mfcgd
+from .variates import scaffold_minimax
+from .vi import lippax
 
 SYNC = ["stem", "local", "mean_after", "box"]
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 3, 3
@@ -204,3 +219,75 @@ def test_local_sgda(tmp_path, q):
             eta_y=lambda t: 0.08 * 0.7 ** (t - 1),
         ),
     )
+
+
+#: Schedules of local step sizes, server step sizes and weights, as in a job file and as functions of t.
+LOCAL = ({"name": "power", "scale": 0.1, "offset": 1, "exponent": 0.8}, lambda t: 0.1 / (1 + t) ** 0.8)
+OTHER = (
+    {"name": "cosine", "value": 0.08, "length": 6, "final": 0.02, "warmup": 2},
+    lambda t: {1: 0.04, 2: 0.08, 3: 0.08, 4: 0.065, 5: 0.035}.get(t, 0.02),
+)
+SERVER = ({"name": "steps", "value": 1.2, "boundaries": [1, 2], "factor": 0.6}, lambda r: 1.2 * 0.6 ** (r - 1))
+SECOND = ({"name": "power", "scale": 0.9, "exponent": 1.0}, lambda r: 0.9 / r)
+
+
+def of_job(**settings):
+    return {name: value[0] if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def of_reference(**settings):
+    return {name: value[1] if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def test_scaffold_divides_by_the_sum_of_the_rounds_steps(tmp_path):
+    settings, game = dict(K=3, eta_l=LOCAL, eta_g=SERVER), Game(clients=CLIENTS)
+    assert_path(SCAFFOLD(**of_job(**settings)), game, tmp_path, lambda: scaffold_minimax(
+        gradient_at(game, SEED, BATCH, NOISE), *start_of(game, SEED), [[range(CLIENTS)]] * ROUNDS,
+        [1.0] * CLIENTS, **of_reference(**settings),
+    ))  # fmt: skip
+
+
+def test_global_steps_of_heavy_tailed_methods(tmp_path):
+    settings = dict(p=3, eta_x=LOCAL, eta_y=OTHER, gamma_x=SERVER, gamma_y=SECOND, beta_x=SECOND, beta_y=0.7)
+    game = Game(clients=CLIENTS)
+    assert_path(FedNSGDAM(**of_job(**settings)), game, tmp_path, lambda: [
+        (point["x"], point["y"]) for point in fed_nsgda_m(
+            reference_gradient(game, SEED, 3, BATCH, NOISE), CLIENTS, *start_of(game, SEED), rounds=ROUNDS,
+            **of_reference(**settings),
+        )
+    ])  # fmt: skip
+
+
+def test_fess_gda(tmp_path):
+    settings = dict(K=2, eta_xl=LOCAL, eta_yl=OTHER, eta_xg=SERVER, eta_yg=SECOND, p=0.7, beta=SECOND)
+    game = Game(clients=CLIENTS)
+    assert_path(FESSGDA(**of_job(**settings)), game, tmp_path, lambda: [
+        point[:2] for point in fess_gda(
+            reference_gradient(game, SEED, 2, BATCH, NOISE), CLIENTS, *start_of(game, SEED), rounds=ROUNDS,
+            **of_reference(**settings),
+        )
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", [dict(L=2.0), dict(gamma=OTHER)], ids=["L", "gamma"])
+def test_lippax(tmp_path, inner):
+    settings = dict(K=2, eta=LOCAL, H=2) | inner
+    game = Game(clients=CLIENTS)
+
+    def path():
+        grad, (x, y) = reference_gradient(game, SEED, 6, BATCH, NOISE), start_of(game, SEED)
+
+        def operator(m, z, key):
+            t, j = key
+            r, k = (t - 1) // 2, (t - 1) % 2
+            gx, gy = grad(m, *z.split((len(x), len(y))), 6 * r + 3 * k + j + 1)
+            return torch.cat([gx, -gy])
+
+        options = of_reference(**settings)
+        return [(z,) for z, _ in lippax(operator, CLIENTS, torch.cat([x, y]), rounds=ROUNDS, **options)]
+
+    config = configuration(
+        LIPPAX(**of_job(**settings)), game, tmp_path, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=0.3
+    ).model_copy(update={"record": ()})
+    points, _ = trace(config, SerialComm())
+    np.testing.assert_allclose(points, [z.numpy() for (z,) in path()], rtol=1e-10, atol=1e-10)

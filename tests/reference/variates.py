@@ -9,6 +9,7 @@ each local step and after the server's step. All functions return the point afte
 from __future__ import annotations
 
 from reference.minimax_baselines import average
+from reference.rates import at, total
 
 
 def free(point):
@@ -84,18 +85,20 @@ def scaffold_minimax(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, optio
             xk, yk = x, y
             for j in range(K):
                 gx, gy = grad(k, xk, yk, (r, j))
-                xk = project[0](xk - eta_l * (gx - old[k][0] + c[0]))
-                yk = project[1](yk + eta_l * (gy - old[k][1] + c[1]))
+                eta = at(eta_l, (r - 1) * K + j + 1)
+                xk = project[0](xk - eta * (gx - old[k][0] + c[0]))
+                yk = project[1](yk + eta * (gy - old[k][1] + c[1]))
             ends[k] = xk, yk
             if option == "II":
-                of_x = old[k][0] - c[0] + (x - xk) / (K * eta_l)
-                of_y = old[k][1] - c[1] + (yk - y) / (K * eta_l)
+                of_x = old[k][0] - c[0] + (x - xk) / total(eta_l, r, K)
+                of_y = old[k][1] - c[1] + (yk - y) / total(eta_l, r, K)
                 own[k] = of_x, of_y
             else:
                 own[k] = grad(k, x, y, (r, None if option == "I" else K))
         c = tuple(renewed(c[b], [one[b] for one in own], [one[b] for one in old], weights) for b in (0, 1))
-        x = project[0](x + eta_g * (average({k: end[0] for k, end in ends.items()}, weights) - x))
-        y = project[1](y + eta_g * (average({k: end[1] for k, end in ends.items()}, weights) - y))
+        eta = at(eta_g, r)
+        x = project[0](x + eta * (average({k: end[0] for k, end in ends.items()}, weights) - x))
+        y = project[1](y + eta * (average({k: end[1] for k, end in ends.items()}, weights) - y))
         path.append((x, y))
     return path
 

@@ -14,6 +14,8 @@ import math
 
 import torch
 
+from .rates import at
+
 
 def lsgd(operator, clients, z0, *, K, rounds, eta):
     """Output sequence: the iterates after z_0, written x_t in eq. (11)."""
@@ -44,16 +46,17 @@ def lesgd(operator, clients, z0, *, K, rounds, eta, sync_extrapolation=True):
 
 def lippax(operator, clients, z0, *, K, rounds, eta, H, gamma=None, L=None):
     """Output sequence: x_t. Takes gamma, or L for the gamma of the theorems; line 9 uses the sample (t, H)."""
-    gamma = inner_step_size(eta, L) if gamma is None else gamma
 
     def step(t, z):                                                                                             # 2
+        now = at(eta, t)
+        inner = inner_step_size(now, L) if gamma is None else at(gamma, t)
         x, z_next = [], []
         for m in range(clients):                                                                                # 3
             x_m = z[m]                                                                                          # 4
             for j in range(H):                                                                                  # 5
-                x_m = x_m - gamma * (operator(m, x_m, (t, j)) + (x_m - z[m]) / eta)                             # 6
+                x_m = x_m - inner * (operator(m, x_m, (t, j)) + (x_m - z[m]) / now)                             # 6
             x.append(x_m)                                                                                       # 8
-            z_next.append(z[m] - eta * operator(m, x_m, (t, H)))                                                # 9
+            z_next.append(z[m] - now * operator(m, x_m, (t, H)))                                                # 9
         if t % K == 0:
             z_next = _averaged(z_next)                                                                          # 9
         return z_next, x

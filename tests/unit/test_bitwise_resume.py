@@ -31,7 +31,8 @@ CLOCK = {"bandwidth_up": 1e6, "bandwidth_down": 1e6, "gradients_per_second": 9.0
 
 
 def job(folder, rounds=6, **run):
-    return config(folder, rounds, ["x", "y"], {"dtype": "float32", "eval_every": 2} | run, clock=CLOCK)
+    run = {"dtype": "float32", "eval_every": 2, "keep_best": "error"} | run
+    return config(folder, rounds, ["x", "y"], run, clock=CLOCK)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,9 @@ def deep(depth: int):
     ({"plugins": {}}, "a job file has no setting 'plugins'"),
     ({"run": {"dtype": "float16"}}, "run.dtype: Input should be 'float32' or 'float64', got 'float16'"),
     ({"run": 5}, "run: Input should be a valid dictionary or instance of Run, got 5"),
-    ({"stop": {"metric": "error"}}, "stop: expected metric with exactly one of at_least and at_most"),
+    ({"stop": {"metric": "error"}}, "stop: expected metric with at_least, at_most, patience, or"),
+    ({"stop": {"patience": 2}}, "stop: expected metric with at_least"),
+    ({"stop": {"min_delta": 0.1}}, "stop: min_delta is for patience: set patience, too"),
     ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
     ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
     ({"problem": "Saddle"}, "problem: Input should be an instance of Problem, got 'Saddle'"),
@@ -123,8 +125,9 @@ def test_values_of_job_files_and_changes_are_validated(change, says, tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0.1", True, np.nan, np.float32("inf")])
 def test_hyperparameters_are_validated_strictly(value):
-    for make in (lambda: Saddle(tau=value), lambda: Ball(radius=value), lambda: AdaFGDA(q=2, gamma=value)):
+    for make in (lambda: Saddle(tau=value), lambda: Ball(radius=value)):
         assert "Input should be a" in refusal(make)
+    assert "AdaFGDA.gamma: expected a" in refusal(lambda: AdaFGDA(q=2, gamma=value))
     assert "SLIPPAX.delta: Input" in refusal(lambda: SLIPPAX(K=1, eta=0.1, H=1, delta=value))
 
 
@@ -228,7 +231,7 @@ PLAIN = Preset("Plain", AdaFGDA, "AdaFGDA with one matrix.", matrix="identity", 
 
 def test_a_preset_creates_its_class_with_fixed_settings():
     method = PLAIN(q=3, gamma=0.5)
-    assert type(method) is AdaFGDA and method.first_matrix == "identity" and method.gamma == 0.5
+    assert type(method) is AdaFGDA and method.first_matrix == "identity" and method.gamma(1) == 0.5
     assert PLAIN.matches(method) and not PLAIN.matches(AdaFGDA(q=3)) and not PLAIN.matches(METHOD)
     assert PLAIN.matches(AdaFGDA(q=1, sync_estimator="local", matrix="identity", first_matrix="identity"))
     assert (PLAIN.__name__, PLAIN.__doc__, PLAIN.family) == ("Plain", "AdaFGDA with one matrix.", "minimax")

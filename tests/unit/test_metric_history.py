@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -15,6 +16,7 @@ from mpifed.base.errors import ContractError
 from mpifed.config.job import Stop
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems.games import Bilinear
+from mpifed.running.stopping import StopRule
 from mpifed.simulation.evaluation import Evaluator, expect_metrics
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.results import End
@@ -172,6 +174,72 @@ def test_target_of_an_unknown_metric(tmp_path):
     run(tmp_path, [{"auc": 0.1}])
     with pytest.raises(CollectiveError, match="'late' is not a metric"):  # when the run is resumed
         run(tmp_path, [{"late": 1}], rounds=9, stop=Stop(metric="late", at_least=1))
+
+
+#: Values of a metric after rounds 0, 1, ...; settings of patience; the round of the end and that of the best.
+PATIENCE = {
+    "falling": ([5, 4, 4, 3, 3, 3, 3], {"patience": 2}, 5, 3),
+    "one": ([5, 4, 4, 3], {"patience": 1}, 2, 1),
+    "growing": ([0.5, 0.6, 0.5, 0.6, 0.7], {"patience": 2}, 3, 1),
+    "small changes": ([5, 4.75, 4.5, 4.25, 4, 3], {"patience": 2, "min_delta": 0.5}, 2, 0),
+    "a sum of small changes": ([5, 4.75, 4.25, 4.25, 4.25], {"patience": 2, "min_delta": 0.5}, 4, 2),
+    "nan": ([NAN, NAN, NAN, 2, NAN, NAN], {"patience": 2}, 5, 3),
+    "always improving": ([5, 4, 3, 2, 1], {"patience": 1}, None, None),
+    "target first": ([5, 4, 4], {"patience": 1, "at_most": 4}, 1, None),
+}
+
+
+@pytest.mark.parametrize("values, settings, end, best", PATIENCE.values(), ids=PATIENCE)
+def test_patience(values, settings, end, best):
+    """The end is the same for a run that is resumed after any of its evaluations."""
+    maximised, stop = {"m"} if values[0] < 1 else set(), Stop(metric="m", **settings)
+    for cut in range(len(values) if end is None else end + 1):
+        rule = StopRule(SimpleNamespace(rounds=100, stop=stop), COMM)
+        rule.restore({"round": [*range(cut)], "m": values[:cut]}, maximised)
+        found = ((r, rule.end_by_metric({"m": values[r]}, r, maximised)) for r in range(cut, len(values)))
+        r, reason = next(((r, reason) for r, reason in found if reason), (None, None))
+        assert r == end
+        if best is not None:
+            count, value = settings["patience"], f"{values[best]:.6g}"
+            sentence = f"m has not improved in {count} evaluation(s) since {value} after round {best}"
+            assert reason == End("patience", sentence)
+
+
+def test_patience_ends_a_run(tmp_path):
+    stop = Stop(metric="a", patience=2)
+    result = run(tmp_path, [{"a": 1}], stop=stop)
+    assert result.end.kind == "patience" and result.history["round"] == [0, 1, 2] and result.metrics
+    assert run(tmp_path, [{"a": 1}], stop=stop).end == result.end
+    longer = run(tmp_path, [{"a": 1}], stop=Stop(metric="a", patience=3))
+    assert longer.history["round"] == [0, 1, 2, 3], "another rule continues the run"
+
+
+def test_the_best_point_is_kept(tmp_path):
+    values = [5, 2, 3, 2, NAN]
+    answers = [{"a": value} for value in values]
+    result, stored = run(tmp_path, answers, keep_best="a"), mpifed.load(tmp_path)
+    whole = run(tmp_path / "whole", [{"a": 0}], rounds=1)
+    for found in (result, stored):
+        best = found.best
+        assert (best.round, best.metrics, best.best) == (1, {"a": 2.0}, None)
+        assert all(torch.equal(best.point[block], whole.point[block]) for block in "xy")
+        assert best.parameters.keys() == found.parameters.keys() and found.round == 4
+        assert "best     a 2 after round 1" in repr(found)
+    with pytest.raises(CollectiveError, match=r"run.keep_best = 'b' is not a metric.*\(options: a\)"):
+        run(tmp_path / "b", answers, keep_best="b")
+
+
+def test_the_best_point_of_a_resumed_run(tmp_path):
+    values = [{"a": value} for value in (5, 2, 3)]
+    first = run(tmp_path, values, rounds=2, keep_best="a")
+    second = run(tmp_path, [{"a": 4}], keep_best="a")
+    assert second.best.round == 1 and torch.equal(first.best.point["x"], second.best.point["x"])
+
+
+def test_the_best_point_of_another_metric_is_not_restored(tmp_path):
+    answers = [{"a": value, "b": 1} for value in (1, 2, 3, 4, 5)]
+    assert run(tmp_path, answers, keep_best="a").best.round == 0
+    assert run(tmp_path, [{"a": 6, "b": 1}], rounds=6, keep_best="b").best.round == 5
 
 
 @dataclass

@@ -184,5 +184,5 @@ def test_signatures_name_the_settings_with_types_and_defaults(name):
 
 def test_signatures_of_classes_and_presets():
     shown = str(inspect.signature(AdaFGDA))
-    assert shown.startswith("(q: 'int', gamma: 'float' = 0.1, lam: 'float' = 0.1, eta: 'Rate' = 1.0,"), shown
-    assert str(inspect.signature(FGDA)).startswith("(*, q: 'int', gamma: 'float' = 0.1,")
+    assert shown.startswith("(q: 'int', gamma: 'Rate' = 0.1, lam: 'Rate' = 0.1, eta: 'Rate' = 1.0,"), shown
+    assert str(inspect.signature(FGDA)).startswith("(*, q: 'int', gamma: 'Rate' = 0.1,")

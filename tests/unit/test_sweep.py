@@ -56,7 +56,7 @@ def test_several_tables_have_separate_combinations(job):
     """
     )
     runs = variants(job)
-    assert [(run.config.rounds, run.config.seed, run.config.algorithm.gamma) for run in runs] == [
+    assert [(run.config.rounds, run.config.seed, run.config.algorithm.gamma(1)) for run in runs] == [
         (3, 0, 0.01),
         (3, 1, 0.01),
         (6, 0, 0.02),
@@ -70,7 +70,9 @@ def test_runs_of_a_job(job, tmp_path):
     assert len(runs) == 8 and len({run.name for run in runs}) == 8
     assert runs[0].name == "seed=0,FGDA,gamma=0.01" and runs[-1].name == "seed=1,LocalSGDA,eta_y=0.02"
     assert runs[1].config.run.out == str(tmp_path / "runs" / "seed=0,FGDA,gamma=0.02")
-    assert runs[1].config.algorithm.gamma == 0.02 and runs[-1].config.seed == 1 and runs[0].config.rounds == 3
+    assert (
+        runs[1].config.algorithm.gamma(1) == 0.02 and runs[-1].config.seed == 1 and runs[0].config.rounds == 3
+    )
     assert {run.name for part in range(3) for run in select_part(runs, f"{part}/3")} == {
         run.name for run in runs
     }

@@ -39,7 +39,7 @@ def test_constants_come_from_job_and_problem():
     problem = PROBLEMS["AffineGame"](clients=4, d=4, radius=3.0)
     problem.prepare(0)
     said = prescribe("wang-kale-2", L=problem.L, sigma=0.1 * 2, K=5, R=20, M=4, D=3.0)
-    assert config.algorithm.eta == pytest.approx(said.steps["eta"], rel=1e-14)
+    assert config.algorithm.eta(1) == pytest.approx(said.steps["eta"], rel=1e-14)
     assert {
         key: value for key, value in config.theory.items() if key not in ("of", "times")
     } == pytest.approx({"L": problem.L, "sigma": 0.2, "K": 5, "R": 20, "M": 4, "D": 3.0})
@@ -50,7 +50,7 @@ def test_given_constants_take_precedence():
     table = changed(GAME, ("algorithm.eta.L", 7.0), ("theory.sigma", 0.5), ("theory.D", 2.0))
     config = Config.from_table(table)
     said = prescribe("wang-kale-2", L=7.0, sigma=0.5, K=5, R=20, M=4, D=2.0)
-    assert config.algorithm.eta == said.steps["eta"]
+    assert config.algorithm.eta(1) == said.steps["eta"]
 
 
 def test_theorem_as_text_with_theory_of():
@@ -61,13 +61,13 @@ def test_theorem_as_text_with_theory_of():
 @pytest.mark.parametrize("times", [20, 0.5])
 def test_a_multiple_of_a_step(times):
     once, often = (Config.from_table(changed(GAME, ("algorithm.eta.times", n))) for n in (1, times))
-    assert often.algorithm.eta == pytest.approx(times * once.algorithm.eta, rel=1e-15)
+    assert often.algorithm.eta(1) == pytest.approx(times * once.algorithm.eta(1), rel=1e-15)
     assert often.theory == once.theory | {"times": {"eta": times}}
 
 
 def test_theorem_with_given_steps():
     config = Config.from_table(changed(GAME, ("algorithm.eta", 0.3), ("theory", {"of": "wang-kale-2"})))
-    assert config.algorithm.eta == 0.3 and config.theory["of"] == "wang-kale-2"
+    assert config.algorithm.eta(1) == 0.3 and config.theory["of"] == "wang-kale-2"
 
 
 def test_schedules_and_several_settings():
@@ -86,7 +86,7 @@ def test_schedules_and_several_settings():
     problem.prepare(0)
     constants = {key: value for key, value in given.items() if key != "of"}
     said = prescribe("huang-2024-2", L=problem.ell_clients, mu=0.1, sigma=0, K=6, q=4, T=120, **constants)
-    assert (config.algorithm.gamma, config.algorithm.lam) == (said.steps["gamma"], said.steps["lam"])
+    assert (config.algorithm.gamma(1), config.algorithm.lam(1)) == (said.steps["gamma"], said.steps["lam"])
     assert config.algorithm.eta.offset == said.steps["eta"]["offset"]
     assert config.theory["T"] == 120
     assert (config.algorithm.alpha.c, config.algorithm.beta.c) == tuple(
@@ -107,13 +107,13 @@ def test_sigma_of_noise_includes_the_dimension(noise, sigma):
 def test_table_rebuilds_the_job_without_the_problem(tmp_path):
     config = Config.from_table(changed(GAME, ("run.out", str(tmp_path / "run")), ("run.progress", False)))
     table = config.table()
-    assert table["algorithm"]["eta"] == config.algorithm.eta
+    assert table["algorithm"]["eta"] == config.algorithm.eta(1)
     again = Config.from_table(changed(table, ("problem.smooth", 50.0)))
     assert again.algorithm == config.algorithm and again.theory == config.theory
     assert Config.from_table(table).table() == table
     result = run(config, SerialComm())
     stored = load(result.path).config
-    assert stored["theory"] == table["theory"] and stored["algorithm"]["eta"] == config.algorithm.eta
+    assert stored["theory"] == table["theory"] and stored["algorithm"]["eta"] == config.algorithm.eta(1)
 
 
 def test_changed_step_is_not_attributed_to_the_theorem():

@@ -36,15 +36,15 @@ NETWORKS = {
 METHODS = {"minimax": ("LocalSGDA", "x"), "operator": ("LSGD", "z"), "composition": ("MFCGD", "x")}
 
 
-def trained(folder, problem, name=None, every=0, **changes):
-    """The result of two rounds of a method, by default one of the problem's family."""
+def trained(folder, problem, name=None, every=0, rounds=2, run=(), **changes):
+    """The result of a method, by default one of the problem's family."""
     cls = PROBLEMS[problem]
     config = mpifed.Config(
         algorithm=method(name or METHODS[cls.family][0]),
         problem=build(cls, SETTINGS[problem] | changes, problem),
-        rounds=2,
+        rounds=rounds,
         oracle={"batch_size": 4},
-        run={"out": str(folder / "run"), "progress": False, "checkpoint_every": every},
+        run={"out": str(folder / "run"), "progress": False, "checkpoint_every": every} | dict(run),
     )
     return mpifed.run(config, COMM)
 
@@ -134,6 +134,30 @@ def test_exported_files_and_their_metadata(tmp_path):
     for options in ((), ("--overwrite",)):
         code, output = export(run, foreign, *options)
         assert code and "written" in output and foreign.read_bytes() == before
+
+
+def test_export_of_points_that_are_kept(tmp_path):
+    rounds = {r: trained(tmp_path / str(r), "DeepAUC", rounds=r) for r in (1, 2)}
+    trained(tmp_path, "DeepAUC", every=1, rounds=3, run={"keep": 2, "keep_best": "auc", "eval_every": 1})
+    run, to = tmp_path / "run", tmp_path / "m.safetensors"
+    with edited(run / "run.h5") as file:  # the point of round 1 is the best
+        file["best"].attrs["round"] = 1
+        for name, values in rounds[1].parameters["x"].items():
+            file[f"best/x/{name}"][...] = values
+    for options, r in ((["--best"], 1), (["--round", "1"], 1), (["--round", "2"], 2)):
+        assert export(run, to, "--overwrite", *options) == (0, f"{to}\n")
+        assert all(torch.equal(v, rounds[r].state_dict()[key]) for key, v in load_file(to).items())
+        with safe_open(to, "pt") as file:
+            found = json.loads(file.metadata()["mpifed"])
+        assert (found["round"], found["metrics"]) == (r, rounds[r].metrics)
+    for options, message in (
+        (["--round", "0"], f"after round 0 is not kept in {run}: expected one of 1, 2, 3 (run.keep is"),
+        (["--round", "1", "--best"], "expected --best or --round, got both"),
+    ):
+        code, output = export(run, to, "--overwrite", *options)
+        assert code == 2 and message in output
+    code, output = export(tmp_path / "1" / "run", to, "--overwrite", "--best")
+    assert code == 2 and "has no best point: set run.keep_best = METRIC" in output
 
 
 def test_errors_of_export(tmp_path):

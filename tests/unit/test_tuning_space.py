@@ -142,7 +142,7 @@ def job(tmp_path):
     ("gamma = { low = 0.1, high = 1.0, log = true }", "expected a range"),
     ("alpha = { low = 0.1, high = 2.0 }", "expected a range from 0 to 1"),
     ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a list with a range"),
-    ("gamma = -0.1", "algorithm.gamma: Input should be greater"),
+    ("gamma = -0.1", "algorithm.gamma: expected a finite number >= 0 or a schedule, got -0.1"),
 ])  # fmt: skip
 def test_errors_in_a_method_are_reported_before_any_work(job, tmp_path, change, says):
     job.write_text(job.read_text() + change)

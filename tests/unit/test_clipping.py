@@ -1,0 +1,110 @@
+"""Gradient clipping by ``[oracle] clip``: what the oracle returns, and the share of clipped gradients."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from fields import Chain, Field
+from games import Game
+from oracles import oracle_of, prepared
+
+import mpifed
+from mpifed import ConfigError
+from mpifed.algorithms import FedNormSGDA, LocalSGDA
+from mpifed.core.noise import OracleOptions
+from mpifed.core.problem import Game as AsOperator
+from mpifed.parallel.comm import SerialComm
+
+CLIENTS = 5
+
+
+def parts(oracle, full) -> tuple[torch.Tensor, ...]:
+    """The results of an oracle at a fixed point that are clipped, one after another."""
+    blocks = [torch.linspace(-1, 2, size, dtype=torch.float64) for size in oracle.blocks.sizes.values()]
+    xi = oracle.full_batch if full else oracle.sample()
+    if "minimax" in oracle.problem.family:
+        return tuple(oracle.grad(*blocks, xi))
+    if oracle.problem.family == "operator":
+        value = oracle.operator(*blocks, xi)
+        split = getattr(oracle.problem, "split", None)
+        return tuple(value.split(split, -1)) if split else (value,)
+    g, jacobian = oracle.g_and_jacobian(*blocks, xi)
+    return jacobian.flatten(1), oracle.grad_f(g, xi)
+
+
+PROBLEMS = {
+    "minimax": lambda: Game(clients=CLIENTS),
+    "game": lambda: AsOperator(prepared(Game(clients=CLIENTS))),
+    "operator": lambda: Field(clients=CLIENTS),
+    "composition": lambda: Chain(clients=CLIENTS),
+}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("jointly", [False, True])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_results_are_scaled_down_to_the_norm(name, jointly, full):
+    """The threshold is between the norms, so that some are clipped; the others keep their bits."""
+    problem = prepared(PROBLEMS[name]())
+    plain = parts(oracle_of(problem, batch_size=2, batched=True), full)
+    oracle = oracle_of(problem, batch_size=2, batched=True)
+    calls = [plain] if name in ("minimax", "game", "operator") else [(part,) for part in plain]
+    norms = [[[math.hypot(*row) for row in part.tolist()] for part in call] for call in calls]
+    if jointly:
+        norms = [[[math.hypot(*row) for row in zip(*call)]] * len(call) for call in norms]
+    oracle.clip, oracle.clip_jointly = float(np.mean(sorted(norms[0][0])[1:3])), jointly
+    oracle.select_clients(slice(0, CLIENTS))
+    clipped, found = np.zeros(CLIENTS, dtype=int), iter(parts(oracle, full))
+    for call, of_call in zip(calls, norms):
+        clipped += (np.array(of_call) > oracle.clip).any(0)
+        for part, of_part, result in zip(call, of_call, found):
+            for row, norm, ours in zip(part, of_part, result):
+                if norm <= oracle.clip:
+                    assert torch.equal(ours, row)
+                else:
+                    # The norms differ in their last bits.
+                    torch.testing.assert_close(ours, row * (oracle.clip / norm), rtol=1e-14, atol=0)
+    assert oracle.clipped.tolist() == clipped.tolist() and 0 < clipped.sum()
+
+
+def simulation(clip, method=None, **run):
+    found = mpifed.Simulation(
+        Game(clients=CLIENTS),
+        method or LocalSGDA(q=2, eta_x=0.05, eta_y=0.05),
+        seed=1,
+        oracle={"batch_size": 2, "clip": clip},
+        run={"dtype": "float64"} | run,
+        comm=SerialComm(),
+    )
+    found.start()
+    found.step()
+    return found
+
+
+def test_a_large_threshold_changes_no_bit():
+    assert torch.equal(simulation(1e9).point(), simulation(None).point())
+    assert not torch.equal(simulation(0.1).point(), simulation(None).point())
+
+
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_the_share_of_clipped_gradients(group):
+    """Clients that are evaluated twice, or that have finished their steps, are not counted."""
+    for clip, share in ((1e9, 0.0), (1e-9, 1.0)):
+        method = FedNormSGDA(tau=(1, 2, 3, 1, 2), eta_x=0.05, eta_y=0.05, gamma_x=0.05, gamma_y=0.05)
+        found = simulation(clip, method, group=group)
+        assert found.evaluate(found.shared)["clipped"] == share
+    found = simulation(3.5, group=group).rounds
+    assert found.executor.calls_in_round == 2 * CLIENTS
+    assert found.clipped_share() == simulation(3.5, group=1).rounds.clipped_share() not in (0, 1)
+    assert "clipped" not in simulation(None).evaluate(simulation(None).shared)
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"clip": 0.0}, "greater than 0"),
+    ({"clip_over": "all"}, "clip_over is for clip: set clip, too"),
+])  # fmt: skip
+def test_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        mpifed.Simulation(Game(), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), oracle=settings, comm=SerialComm())
+    assert OracleOptions().clip is None

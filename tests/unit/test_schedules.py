@@ -1,0 +1,88 @@
+"""Schedules of step sizes: their values, and that every step size of every method follows its schedule."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from everything import METHODS, PROBLEMS, fits, problem
+
+import mpifed
+from mpifed import ConfigError
+from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg
+from mpifed.base.settings import as_table, build
+from mpifed.core.adaptive import Adam
+from mpifed.core.noise import Gaussian
+from mpifed.core.schedules import Constant, Cosine, Power, Steps, largest
+from mpifed.parallel.comm import SerialComm
+
+VALUES = {
+    "warm-up": (Constant(2.0, warmup=4), [0.5, 1.0, 1.5, 2.0, 2.0]),
+    "warm-up of a power": (Power(scale=6.0, exponent=1.0, warmup=2), [3.0, 3.0, 2.0, 1.5]),
+    "warm-up of steps": (Steps(value=4.0, boundaries=(2,), factor=0.5, warmup=4), [1.0, 2.0, 1.5, 2.0, 2.0]),
+    "cosine": (Cosine(value=2.0, length=5), [2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0, 0.0]),
+    "both": (Cosine(value=4.0, length=5, final=1.0, warmup=2), [2.0, 4.0, 4.0, 2.5, 1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("schedule, values", VALUES.values(), ids=VALUES)
+def test_values(schedule, values):
+    assert [schedule(t) for t in range(1, len(values) + 1)] == pytest.approx(values, abs=1e-15)
+
+
+@pytest.mark.parametrize("schedule", [
+    *(schedule for schedule, _ in VALUES.values()),
+    Power(scale=1.0, offset=20.0, exponent=3.0, warmup=30),
+    Steps(value=1.0, boundaries=(3, 5), factor=1.5),
+    Steps(value=1.0, boundaries=(3, 5), factor=0.1, warmup=9),
+])  # fmt: skip
+def test_the_largest_value(schedule):
+    assert largest(schedule) == max(schedule(t) for t in range(1, 100))
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Cosine(value=1.0, length=3, warmup=2), "expected length > warmup"),
+    (lambda: FGDA(q=2, alpha=1.5), "FGDA.alpha: expected a weight of at most 1 at every step, got 1.5"),
+    (lambda: SCAFFOLD(K=2, eta_l=0.0), "eta_l: expected a step size above 0 at every step, got 0.0"),
+    (lambda: SCAFFOLD(K=2, eta_l=Cosine(value=0.1, length=9)), "eta_l: expected a step size above 0"),
+    (lambda: SCAFFOLD(K=2, eta_l={"name": "squared", "c": 1.0}), "'squared' depends on another step size"),
+    (lambda: Adam(varrho=Cosine(value=0.5, length=9, final=1.0)), "expected a decay below 1"),
+    (lambda: FedAvg(K=2, eta="0.1"), "expected a number or a schedule, got '0.1': write 0.1"),
+])  # fmt: skip
+def test_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_job_has_numbers_for_constants_and_warm_ups_that_are_set():
+    assert as_table(FedAvg(K=2, eta=0.5))["eta"] == 0.5
+    warm = {"name": "constant", "value": 0.5, "warmup": 3}
+    assert as_table(FedAvg(K=2, eta=warm))["eta"] == warm
+    power = {"name": "power", "scale": 0.5, "offset": 0.0, "exponent": 1.0}
+    assert as_table(FedAvg(K=2, eta=power))["eta"] == power
+
+
+def path(name, settings) -> torch.Tensor:
+    """The point after three rounds, on the first problem that the method solves."""
+    where = next(other for other in PROBLEMS if fits(name, other))
+    method = build(ALGORITHMS[name], METHODS[name][0] | settings, name)
+    options = dict(oracle={"batch_size": 2, "noise": Gaussian(scale=0.1)}, run={"dtype": "float64"})
+    simulation = mpifed.Simulation(problem(where), method, comm=SerialComm(), **options)
+    simulation.start()
+    for _ in range(3):
+        simulation.step()
+    return simulation.point()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_step_size_follows_its_schedule(name):
+    """A schedule that stays constant gives the bits of the number; one that changes gives another point."""
+    cls = ALGORITHMS[name]
+    method, names = build(cls, METHODS[name][0], name), [field.name for field in dataclasses.fields(cls)]
+    numbers = {key: getattr(method, key).value for key in names if isinstance(getattr(method, key), Constant)}
+    expected = path(name, {})
+    constant = {key: Power(scale=value, exponent=0.0) for key, value in numbers.items()}
+    assert torch.equal(path(name, constant), expected)
+    for key, value in numbers.items():
+        changing = {key: Steps(value=value, boundaries=(1,), factor=0.5)}
+        assert not torch.equal(path(name, changing), expected), key
