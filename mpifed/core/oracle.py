@@ -28,7 +28,7 @@ from mpifed.core.device import to_device
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler, with_dropout_words
-from mpifed.core.streams import key
+from mpifed.core.streams import Stream, key
 
 __all__ = [
     "CompositionOracle",
@@ -174,6 +174,13 @@ class Oracle:
     def normal(self, size: int) -> torch.Tensor:
         """Return the next standard normal vector of each client in the round, ``[C, size]``."""
         return self.sampler.normal(self._next_number(self.sampler.normals), self._rows, size)
+
+    def uniform(self, size: int) -> np.ndarray:
+        """Return numbers uniform in (0, 1) of each client, ``[C, size]``, on the CPU: for random decisions.
+
+        Every call in a round returns the same numbers. They are independent of all samples.
+        """
+        return Stream(self.sampler.seed, "client", self.client, self.sampler.round).uniform(size)[:, 0]
 
     def _count_call(self) -> None:
         if self._active is None:

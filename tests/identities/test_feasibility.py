@@ -20,7 +20,7 @@ from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError
 from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
 
 #: Largest distance of a projected point from its set: a few roundings of coordinates below 1.
@@ -114,7 +114,14 @@ OF_X = {
     "LocalSCGDM": dict(p=2, eta=0.3),
     "FedNestComposition": dict(T=1, tau=2, alpha=0.3, beta=0.5, recompute_jacobian=True),
     "FedAvg": dict(K=2, eta=0.3, eta_g=1.4),
+    "FedProx": dict(K=2, eta=0.3, eta_g=1.4, stragglers=0.5),
+    "FedNova": dict(tau=(1, 2, 3), eta=0.3, rho=0.5, beta=0.5),
+    "FedExP": dict(K=2, eta=0.3),
+    "MimeLite": dict(K=2, eta=0.3, eta_g=1.4),
+    "Mime": dict(K=2, eta=0.3, eta_g=1.4),
 }
+#: Methods that do not project, so that problems with sets are refused.
+REFUSING = {"FedDyn": dict(K=2, eta=0.3)}
 
 
 def outside(own, points) -> float:
@@ -240,5 +247,13 @@ def test_problems_without_y(name):
     assert gaps[0] < ROUNDING and gaps[1] > VISIBLE, gaps
 
 
+@pytest.mark.parametrize("name", REFUSING)
+def test_methods_without_projections_refuse_sets(name):
+    method = ALGORITHMS[name](**REFUSING[name])
+    path(method, BoxedSum(Boxed(bound=False)))
+    with pytest.raises(CollectiveError, match=f"{name} would ignore its set of x"):
+        path(method, BoxedSum(Boxed()))
+
+
 def test_every_method_has_a_row():
-    assert {promise.method for promise in PROMISES} | {*OF_X} == {*ALGORITHMS}
+    assert {promise.method for promise in PROMISES} | {*OF_X} | {*REFUSING} == {*ALGORITHMS}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import Game, configuration, sizes, start_of, trace, trace_file
 from reference import composition_baselines as composed
-from reference import cross_device, variates
+from reference import cross_device, plain_training, variates
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
 from resumed import assert_path, assert_resumed
@@ -34,10 +35,14 @@ from mpifed.algorithms import (
     CODAPlus,
     ComFedL,
     FedAvg,
+    FedDyn,
+    FedExP,
     FedNest,
     FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
+    FedNova,
+    FedProx,
     FedSGDAM,
     FedSGDAPlus,
     LFedNest,
@@ -46,6 +51,8 @@ from mpifed.algorithms import (
     LocalSCGD,
     LocalSCGDM,
     LocalSGDAPlus,
+    Mime,
+    MimeLite,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
 )
@@ -116,12 +123,15 @@ def on_game(reference, cohorts, weights, /, **settings):
 
 def on_half(reference, cohorts, weights, /, **settings):
     grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
-    if reference is fedopt:
-        path = fedopt(
-            lambda k, x, key: grad(k, x, FIXED, key)[0], x, [one for (one,) in cohorts], weights, **settings
-        )
-        return [(x,) for x in path]
     return reference(grad, x, FIXED, cohorts, weights, **settings)
+
+
+def without_y(reference, cohorts, weights, /, **settings):
+    grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
+    path = reference(
+        lambda k, x, key: grad(k, x, FIXED, key)[0], x, [one for (one,) in cohorts], weights, **settings
+    )
+    return [(x,) for x in path]
 
 
 def on_chain(kind):
@@ -151,7 +161,7 @@ ASCENT = Family(
     lambda clients: Game(clients=clients, ball=0.15),
     {"project": Y},
 )
-HALF = Family(Half, on_half, InASet, {"project": OUTER}, record=("x",))
+HALF, PLAIN = (Family(Half, call, InASet, {"project": OUTER}, record=("x",)) for call in (on_half, without_y))
 CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
@@ -229,7 +239,18 @@ def ascent(name, cls, ours, theirs, reference, resumed=False):
 def fedavg(name, server=None, theirs=None, eta_g=0.1, resumed=False):
     settings = LOCAL | dict(eta_g=eta_g) | ({"server": server} if server else {})
     theirs = dict(eta=lambda t: 0.1 / t ** (1 / 3)) | (theirs or {})
-    return {f"FedAvg{name}": Case(HALF, FedAvg, fedopt, settings, theirs, resumed, not server)}
+    return {f"FedAvg{name}": Case(PLAIN, FedAvg, fedopt, settings, theirs, resumed, not server)}
+
+
+def training(name, cls, reference, settings, resumed=False, **theirs):
+    """A method for problems without y, with a falling step size if its K local steps are numbered."""
+    if "K" in settings:
+        settings, theirs = settings | {"eta": LOCAL["eta"]}, {"eta": lambda t: 0.1 / t ** (1 / 3)} | theirs
+    return {name: Case(PLAIN, cls, reference, settings, theirs, resumed, cls.constrained)}
+
+
+def mime_lite(*arguments, **settings):
+    return plain_training.mime(*arguments, lite=True, **settings)
 
 
 def composition(name, cls, reference, settings, sets=False, family=CHAIN):
@@ -239,11 +260,18 @@ def composition(name, cls, reference, settings, sets=False, family=CHAIN):
     return {name: Case(family, cls, reference, settings, theirs, True, sets)}
 
 
+ADAM = dict(name="adam", beta_1=0.7, beta_2=0.8, epsilon=0.2)
+BASES = {
+    "": dict(name="momentum", beta=0.6, mix="ema"),
+    " sum": dict(name="momentum", beta=0.6, mix="sum"),
+    " rmsprop": dict(name="rmsprop", beta_2=0.8, epsilon=0.2),
+    " adam": ADAM,
+}
 LOCAL_RATES = {name: constant(rate) for name, rate in RATES.items()}
 STORM, WEIGHTS = dict(alpha=0.3, beta=0.5), dict(alpha=constant(0.3), beta=constant(0.5))
 CASES = {
     "plug-in FedAvg": Case(
-        HALF, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
+        PLAIN, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
         dict(eta=constant(0.05)), True,
     ),
     **minimax("cdma_nc", CDMANC, CDMA),
@@ -292,6 +320,44 @@ CASES = {
     **fedavg(
         " yogi", {"name": "yogi", "beta_1": 0.6, "beta_2": 0.8, "tau": 0.2},
         dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
+    ),
+    **training("FedProx", FedProx, plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
+    **training(
+        "FedProx stragglers", FedProx, plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
+        numbers=lambda k, r: drawn.uniform(SEED, k, r, 2),
+    ),
+    **{
+        key: case
+        for name, options in {
+            "": dict(tau=TAU),
+            " momentum": dict(tau=TAU, rho=0.6, beta=0.5),
+            " nesterov": dict(tau=TAU, rho=0.6, nesterov=True),
+            " proximal": dict(tau=TAU, mu=0.9),
+            " equal steps": dict(tau=3, rho=0.4, tau_eff=2.5),
+        }.items()
+        for key, case in training(
+            f"FedNova{name}", FedNova, plain_training.fednova, dict(eta=0.05) | options, name == " momentum",
+            **({} if options["tau"] is TAU else {"tau": [3] * CLIENTS}),
+        ).items()
+    },
+    **training("FedDyn", FedDyn, plain_training.feddyn, dict(K=3, alpha=0.8), True),
+    **training("FedExP", FedExP, plain_training.fedexp, dict(K=3, epsilon=1e-3), True),
+    **training(
+        "FedExP scaled", FedExP, plain_training.fedexp, dict(K=3, epsilon=2e-3, epsilon_scaled=True)
+    ),
+    **{
+        key: case
+        for cls, reference in ((Mime, plain_training.mime), (MimeLite, mime_lite))
+        for name, base in BASES.items()
+        for key, case in training(
+            f"{cls.__name__}{name}", cls, reference, dict(K=3, base=base, eta_g=1.1), name == " adam"
+        ).items()
+    },
+    **training(
+        "Mime large batch", Mime, plain_training.mime, dict(K=3, base=ADAM, large_batch=LARGE), True
+    ),
+    **training(
+        "MimeLite large batch", MimeLite, mime_lite, dict(K=3, base=ADAM, large_batch=LARGE), True
     ),
     **ascent(
         "LocalSGDAPlus", LocalSGDAPlus, dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True

@@ -21,3 +21,8 @@ def rows(seed: int, client: int, r: int, count: int, high: int, batch_size: int)
 def noise(law, seed: int, client: int, r: int, count: int, size: int) -> np.ndarray:
     """Return the noise of every sample of round ``r``, ``[count, size]``."""
     return law(Stream(seed, "noise", [client], r, count), size)[0]
+
+
+def uniform(seed: int, client: int, r: int, size: int) -> np.ndarray:
+    """Return ``oracle.uniform(size)`` of a client in round ``r``, ``[size]``."""
+    return Stream(seed, "client", [client], r).uniform(size)[0, 0]

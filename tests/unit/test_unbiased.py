@@ -11,7 +11,17 @@ import torch
 from games import configuration
 
 from mpifed import Algorithm, Blocks, Config, Record
-from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, FedNormSGDA, FedNormSGDAPlus, LocalSGDA
+from mpifed.algorithms import (
+    CODASCA,
+    SAGDA,
+    SCAFFOLD,
+    FedNormSGDA,
+    FedNormSGDAPlus,
+    FedNova,
+    FedProx,
+    LocalSGDA,
+    MimeLite,
+)
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import Participation, systematic_sample
 from mpifed.core.problem import Minimisation
@@ -112,6 +122,9 @@ LINEAR = {
     "FedNormSGDA": FedNormSGDA(**NORMED),
     "FedNormSGDAPlus": FedNormSGDAPlus(**NORMED, S=2),
     "LocalSGDA": LocalSGDA(q=2, eta_x=0.1, eta_y=0.1),
+    "FedProx": FedProx(K=2, eta=0.1, mu=0.5),
+    "FedNova": FedNova(tau=(1, 3, 2, 2), eta=0.1, rho=0.5, tau_eff=2.0),
+    "MimeLite": MimeLite(K=2, eta=0.1),
     **STORED,
 }
 
