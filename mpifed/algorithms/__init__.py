@@ -17,13 +17,18 @@ from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
 from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
 from mpifed.algorithms.fedavg import FedAvg
+from mpifed.algorithms.feddyn import FedDyn
+from mpifed.algorithms.fedexp import FedExP
 from mpifed.algorithms.fednest import FedNest, LFedNest
+from mpifed.algorithms.fednova import FedNova
+from mpifed.algorithms.fedprox import FedProx
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.algorithms.memory import MIFA, FedVARP
+from mpifed.algorithms.mime import Mime, MimeLite
 from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
@@ -46,7 +51,7 @@ ALGORITHMS = {
         FedNest, LFedNest,
         FLRA,
         LocalAMSGrad,
-        FedAvg, SCAFFOLD,
+        FedAvg, FedProx, FedNova, FedDyn, FedExP, MimeLite, Mime, SCAFFOLD,
         FedVARP, MIFA,
         LocalAdaSEG,
         FATClipping, Bi2Clip,

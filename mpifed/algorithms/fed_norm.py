@@ -23,9 +23,9 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
+from mpifed.algorithms.unequal_steps import UnequalSteps, step_masks
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
-from mpifed.core.algorithm import Algorithm
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
@@ -34,10 +34,9 @@ __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
 
 
 @hyperparameters
-class FedNormSGDA(Algorithm):
+class FedNormSGDA(UnequalSteps):
     """Fed-Norm-SGDA: client i takes τ_i local steps and sends the normalised sum of its gradients."""
 
-    tau: int | tuple[int, ...] = Field(description="local steps τ_i: one number, or one per client")
     eta_x: Rate = Field(description="local step size of x (descent)")
     eta_y: Rate = Field(description="local step size of y (ascent)")
     gamma_x: Rate = Field(description="global step size of x in a round; η_x is plain averaging")
@@ -49,38 +48,23 @@ class FedNormSGDA(Algorithm):
 
     source = "Sharma et al. 2023, Fed-Norm-SGDA"
     cites = ("sharma2023fednorm",)
-    example = {"tau": 4}
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
-    steps = "longest"
     shared = Record(x="x", y="y")
     message = Record(gx="x", gy="y")
 
     def __post_init__(self):
-        if not np.size(self.tau) or np.min(self.tau) < 1:
-            got = short_repr(self.tau)
-            raise ValueError(f"tau: expected at least 1 local step per client, got {got}")
+        super().__post_init__()
         if isinstance(self.a, float) and not 0 < self.a <= 1:
             raise ValueError(f"a: expected a ratio r in (0, 1], or a list of weights, got {self.a}")
         if isinstance(self.a, tuple) and (len(self.a) < self.longest or min(self.a) <= 0):
             got = short_repr(self.a)
             raise ValueError(f"a: expected {self.longest} weights > 0, one per local step, got {got}")
 
-    def expect_clients(self, clients: int) -> None:
-        if isinstance(self.tau, tuple) and len(self.tau) != clients:
-            raise ValueError(
-                f"algorithm.tau: expected one number per client for {clients} clients, got {len(self.tau)}"
-            )
-
-    @property
-    def longest(self) -> int:
-        """The largest number of local steps among the clients."""
-        return int(np.max(self.tau))
-
     def client_round(self, now, shared, client, message, oracle):
         x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
-        tau = np.broadcast_to(self.tau, now.clients)[oracle.client]
+        tau = self.steps_of(now, oracle)
         a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
-        for k, (active, weight) in enumerate(zip(_steps(oracle, tau), a), start=1):
+        for k, (active, weight) in enumerate(zip(step_masks(oracle, tau), a), start=1):
             gx, gy = (weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample()))
             if active is not None:
                 gx, gy = torch.where(active, gx, 0.0), torch.where(active, gy, 0.0)
@@ -121,12 +105,3 @@ class FedNormSGDAPlus(FedNormSGDA):
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S)
         FedNormSGDA.server_round(self, now, shared, mean)
-
-
-def _steps(oracle, tau):
-    """Iterate over local steps; each value is a mask of the clients that take the step, or ``None`` for all.
-
-    Args:
-        tau: number of local steps of each client, ``[C]``.
-    """
-    return [None] * int(tau[0]) if (tau == tau[0]).all() else oracle.steps(tau)

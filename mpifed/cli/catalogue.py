@@ -14,6 +14,7 @@ from rich.markdown import Markdown
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.algorithms.fedavg import SERVERS
+from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build, default_of, suggest
@@ -79,6 +80,7 @@ GROUPS = {
     "matrices": Group(MATRICES, "matrix", "algorithm.matrix"),
     "directions": Group(DIRECTIONS, "direction", "algorithm.direction"),
     "servers": Group(SERVERS, "server", "algorithm.server"),
+    "base optimisers": Group(BASES, "base optimiser", "algorithm.base"),
     "schedules": Group(
         SCHEDULES, "schedule", "algorithm.eta", "For every step size and weight; a number is `constant`."
     ),

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpifed.algorithms.fedavg import SERVERS, Server
+from mpifed.algorithms.mime import BASES, Base
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.settings import default_of
 from mpifed.config.plugins import find_class
@@ -37,7 +38,13 @@ __all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
 #: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
-_CHOICES_WITH_SETTINGS = ((Matrix, MATRICES), (Direction, DIRECTIONS), (Server, SERVERS), (Mirror, MIRRORS))
+_CHOICES_WITH_SETTINGS = (
+    (Matrix, MATRICES),
+    (Direction, DIRECTIONS),
+    (Server, SERVERS),
+    (Base, BASES),
+    (Mirror, MIRRORS),
+)
 #: Part of a range, on the logarithmic scale, that counts as its end.
 END = 0.1
 #: Significant digits of proposed values, which keep folder names and files readable.

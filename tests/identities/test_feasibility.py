@@ -118,6 +118,11 @@ OF_X = {
     "FedNestComposition": dict(T=1, tau=2, alpha=0.3, beta=0.5, recompute_jacobian=True),
     "FedAvg": dict(K=2, eta=0.3, eta_g=1.4),
     "Bi2Clip": dict(K=2, eta=0.3, u=5.0, u_g=2.0, eta_g=1.4),
+    "FedProx": dict(K=2, eta=0.3, eta_g=1.4, stragglers=0.5),
+    "FedNova": dict(tau=(1, 2, 3), eta=0.3, rho=0.5, beta=0.5),
+    "FedExP": dict(K=2, eta=0.3),
+    "MimeLite": dict(K=2, eta=0.3, eta_g=1.4),
+    "Mime": dict(K=2, eta=0.3, eta_g=1.4),
 }
 
 

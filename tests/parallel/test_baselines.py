@@ -17,7 +17,7 @@ from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
-from reference import clipping, cross_device, memory, proxskip, variates
+from reference import clipping, cross_device, memory, plain_training, proxskip, variates
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
@@ -38,10 +38,14 @@ from mpifed.algorithms import (
     ComFedL,
     FATClipping,
     FedAvg,
+    FedDyn,
+    FedExP,
     FedNest,
     FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
+    FedNova,
+    FedProx,
     FedSGDAM,
     FedSGDAPlus,
     FedVARP,
@@ -51,6 +55,8 @@ from mpifed.algorithms import (
     LocalSCGD,
     LocalSCGDM,
     LocalSGDAPlus,
+    Mime,
+    MimeLite,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
     ProxSkipLSVRGDAFL,
@@ -123,11 +129,6 @@ def on_game(reference, cohorts, weights, /, **settings):
 
 def on_half(reference, cohorts, weights, /, **settings):
     grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
-    if reference is fedopt:
-        path = fedopt(
-            lambda k, x, key: grad(k, x, FIXED, key)[0], x, [one for (one,) in cohorts], weights, **settings
-        )
-        return [(x,) for x in path]
     return reference(grad, x, FIXED, cohorts, weights, **settings)
 
 
@@ -147,6 +148,14 @@ def on_gradient(reference, cohorts, weights, /, **settings):
     """The minimisation as a variational inequality."""
     grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
     path = reference(lambda k, x, key: grad(k, x, FIXED, key)[0], x, weights, ROUNDS, **settings)
+    return [(x,) for x in path]
+
+
+def without_y(reference, cohorts, weights, /, **settings):
+    grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
+    path = reference(
+        lambda k, x, key: grad(k, x, FIXED, key)[0], x, [one for (one,) in cohorts], weights, **settings
+    )
     return [(x,) for x in path]
 
 
@@ -177,7 +186,7 @@ ASCENT = Family(
     lambda clients: Game(clients=clients, ball=0.15),
     {"project": Y},
 )
-HALF = Family(Half, on_half, InASet, {"project": OUTER}, record=("x",))
+HALF, PLAIN = (Family(Half, call, InASet, {"project": OUTER}, record=("x",)) for call in (on_half, without_y))
 OPERATOR = Family(Game, on_operator, Bounded, {}, record=("z",))
 GRADIENT = Family(Half, on_gradient, InASet, {}, record=("z",))
 CHAIN, SQUARE = (
@@ -258,7 +267,18 @@ def ascent(name, cls, ours, theirs, reference, resumed=False):
 def fedavg(name, server=None, theirs=None, eta_g=0.1, resumed=False):
     settings = LOCAL | dict(eta_g=eta_g) | ({"server": server} if server else {})
     theirs = dict(eta=lambda t: 0.1 / t ** (1 / 3)) | (theirs or {})
-    return {f"FedAvg{name}": Case(HALF, FedAvg, fedopt, settings, theirs, resumed, not server)}
+    return {f"FedAvg{name}": Case(PLAIN, FedAvg, fedopt, settings, theirs, resumed, not server)}
+
+
+def training(name, cls, reference, settings, resumed=False, **theirs):
+    """A method for problems without y, with a falling step size if its K local steps are numbered."""
+    if "K" in settings:
+        settings, theirs = settings | {"eta": LOCAL["eta"]}, {"eta": lambda t: 0.1 / t ** (1 / 3)} | theirs
+    return {name: Case(PLAIN, cls, reference, settings, theirs, resumed, cls.constrained)}
+
+
+def mime_lite(*arguments, **settings):
+    return plain_training.mime(*arguments, lite=True, **settings)
 
 
 def composition(name, cls, reference, settings, sets=False, family=CHAIN):
@@ -279,11 +299,18 @@ def proxskips(name, cls, settings, family=OPERATOR, resumed=True):
     return {name: Case(family, cls, reference, settings, theirs, resumed)}
 
 
+ADAM = dict(name="adam", beta_1=0.7, beta_2=0.8, epsilon=0.2)
+BASES = {
+    "": dict(name="momentum", beta=0.6, mix="ema"),
+    " sum": dict(name="momentum", beta=0.6, mix="sum"),
+    " rmsprop": dict(name="rmsprop", beta_2=0.8, epsilon=0.2),
+    " adam": ADAM,
+}
 LOCAL_RATES = {name: constant(rate) for name, rate in RATES.items()}
 STORM, WEIGHTS = dict(alpha=0.3, beta=0.5), dict(alpha=constant(0.3), beta=constant(0.5))
 CASES = {
     "plug-in FedAvg": Case(
-        HALF, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
+        PLAIN, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
         dict(eta=constant(0.05)), True,
     ),
     **minimax("cdma_nc", CDMANC, CDMA),
@@ -368,6 +395,44 @@ CASES = {
     **fedavg(
         " yogi", {"name": "yogi", "beta_1": 0.6, "beta_2": 0.8, "tau": 0.2},
         dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
+    ),
+    **training("FedProx", FedProx, plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
+    **training(
+        "FedProx stragglers", FedProx, plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
+        numbers=partial(drawn.straggler, SEED),
+    ),
+    **{
+        key: case
+        for name, options in {
+            "": dict(tau=TAU),
+            " momentum": dict(tau=TAU, rho=0.6, beta=0.5),
+            " nesterov": dict(tau=TAU, rho=0.6, nesterov=True),
+            " proximal": dict(tau=TAU, mu=0.9),
+            " equal steps": dict(tau=3, rho=0.4, tau_eff=2.5),
+        }.items()
+        for key, case in training(
+            f"FedNova{name}", FedNova, plain_training.fednova, dict(eta=0.05) | options, name == " momentum",
+            **({} if options["tau"] is TAU else {"tau": [3] * CLIENTS}),
+        ).items()
+    },
+    **training("FedDyn", FedDyn, plain_training.feddyn, dict(K=3, alpha=0.8), True),
+    **training("FedExP", FedExP, plain_training.fedexp, dict(K=3, epsilon=1e-3), True),
+    **training(
+        "FedExP scaled", FedExP, plain_training.fedexp, dict(K=3, epsilon=2e-3, epsilon_scaled=True)
+    ),
+    **{
+        key: case
+        for cls, reference in ((Mime, plain_training.mime), (MimeLite, mime_lite))
+        for name, base in BASES.items()
+        for key, case in training(
+            f"{cls.__name__}{name}", cls, reference, dict(K=3, base=base, eta_g=1.1), name == " adam"
+        ).items()
+    },
+    **training(
+        "Mime large batch", Mime, plain_training.mime, dict(K=3, base=ADAM, large_batch=LARGE), True
+    ),
+    **training(
+        "MimeLite large batch", MimeLite, mime_lite, dict(K=3, base=ADAM, large_batch=LARGE), True
     ),
     **ascent(
         "LocalSGDAPlus", LocalSGDAPlus, dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True

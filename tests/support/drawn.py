@@ -35,3 +35,8 @@ def length(seed: int, r: int, p: float) -> int:
 def coin(seed: int, client: int, r: int, j: int) -> float:
     """Return the uniform number of step ``j`` of round ``r`` that decides on a client's reference point."""
     return Stream(seed, "method/refresh", [client], r, first=j).uniform().item()
+
+
+def straggler(seed: int, client: int, r: int) -> np.ndarray:
+    """Return the two uniform numbers of a possible straggler of FedProx in a round."""
+    return Stream(seed, "method/stragglers", [client], r).uniform(2)[0, 0]

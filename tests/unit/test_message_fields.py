@@ -39,9 +39,11 @@ OPTIONS = {
     "FedSGDAM, after": ("FedSGDAM", {"order": "after"}),
     "CDMAONE, all data": ("CDMAONE", {"large_batch": None}),
     "CDMAADA, all data": ("CDMAADA", {"large_batch": None}),
+    "MimeLite, all data": ("MimeLite", {"large_batch": None}),
+    "Mime, all data": ("Mime", {"large_batch": None}),
 }
 #: Methods whose small settings draw additional samples, so that their estimates do not converge.
-LARGE = {"CDMAONE", "CDMAADA"}
+LARGE = {"CDMAONE", "CDMAADA", "MimeLite", "Mime"}
 
 
 def without_steps(name: str):

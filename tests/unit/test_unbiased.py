@@ -18,8 +18,11 @@ from mpifed.algorithms import (
     SCAFFOLD,
     FedNormSGDA,
     FedNormSGDAPlus,
+    FedNova,
+    FedProx,
     FedVARP,
     LocalSGDA,
+    MimeLite,
 )
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import Participation, systematic_sample
@@ -121,6 +124,9 @@ LINEAR = {
     "FedNormSGDA": FedNormSGDA(**NORMED),
     "FedNormSGDAPlus": FedNormSGDAPlus(**NORMED, S=2),
     "LocalSGDA": LocalSGDA(q=2, eta_x=0.1, eta_y=0.1),
+    "FedProx": FedProx(K=2, eta=0.1, mu=0.5),
+    "FedNova": FedNova(tau=(1, 3, 2, 2), eta=0.1, rho=0.5, tau_eff=2.0),
+    "MimeLite": MimeLite(K=2, eta=0.1),
     **STORED,
 }
 

@@ -1,0 +1,60 @@
+"""FedDyn (Acar et al. 2021): local steps on a function whose linear term is updated by every participation.
+
+Client i minimises f_i(x) - ⟨g_i, x⟩ + (α/2) ‖x - x_t‖², where g_i estimates its gradient at the solution. The
+server adds -h/α to the average, where h is the mean of the g_i over all clients. At a fixed point, h = 0 and
+all clients stay at the minimiser of the mean.
+
+Readings:
+
+* *Local solution.* The paper assumes exact minimisers. K steps along stochastic gradients are the authors'
+  program, which also clips gradients at norm 10.
+* *Sign of h.* In the paper, both g_i and h decrease by α times displacements. In the first round, g_i = h =
+  0, and the server moves by (1 + |S| / N) times the average displacement.
+* *Weights of clients* are those of the job (``participation.weights``); h changes by the cohort's share of
+  the total weight. The authors' program also divides α by the client's relative weight.
+* *Unbiased averages* (``availability.unbiased``) do not change the method, because one message serves both x
+  and h, and h must be the mean of the g_i. The fixed point does not depend on the probabilities.
+* *Sets.* Problems with a set are refused: g_i is a sum of displacements, which a projection would change.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mpifed.base.settings import hyperparameters
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.records import Record, stored
+from mpifed.core.schedules import Rate
+
+__all__ = ["FedDyn"]
+
+
+@hyperparameters
+class FedDyn(Algorithm):
+    """FedDyn: local steps with a proximal term and a stored linear term, then a corrected average."""
+
+    K: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="local step size")
+    alpha: float = Field(default=0.1, gt=0, description="weight α of the dynamic regulariser")
+
+    source = "Acar et al. 2021, Algorithm 1"
+    cites = ("acar2021feddyn",)
+    family = "minimisation"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
+    constrained = False
+    steps = "K"
+    shared = Record(x="x", h="x")
+    client = Record(g="x")
+    message = Record(dx=stored("x"))  # -1/α times the change of g
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for k in range(1, self.K + 1):
+            g = oracle.grad(x, oracle.sample()) - client.g + self.alpha * (x - shared.x)
+            x = x - self.eta(now.step(k)) * g
+        message.dx = x - shared.x
+        client.g -= self.alpha * message.dx
+
+    def server_round(self, now, shared, mean):
+        shared.h -= self.alpha * now.cohort_weight * mean.dx
+        shared.x += mean.dx - shared.h / self.alpha

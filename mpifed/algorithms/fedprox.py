@@ -1,0 +1,76 @@
+"""FedProx (Li et al. 2020): local steps on f_i + (μ/2) ‖x - x_t‖², also of clients that take fewer of them.
+
+Readings:
+
+* *Inexact solution.* The paper requires a γ-inexact minimiser of the local function. K steps along stochastic
+  gradients are the authors' program.
+* *Stragglers.* Each selected client is a straggler with the given probability, independently in each round,
+  and then takes a number of steps that is uniform in 1, ..., K - 1. Its result counts as that of the other
+  clients. The authors' program draws an exact share of the cohort and numbers of epochs. It compares with a
+  FedAvg that leaves stragglers out, which is ``participation.dropout``.
+* *Weights of clients* are those of the job (``participation.weights``).
+* *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The paper
+  has no sets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.algorithms.unequal_steps import step_masks
+from mpifed.base.settings import hyperparameters
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
+
+__all__ = ["FedProx"]
+
+
+@hyperparameters
+class FedProx(Algorithm):
+    """FedProx: local steps with a proximal term that pulls to the server's point, then the average."""
+
+    K: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="local step size")
+    mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0 gives FedAvg")
+    eta_g: Rate = Field(
+        default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
+    )
+    stragglers: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="probability that a client takes 1 to K - 1 steps in a round; default: no stragglers",
+    )
+
+    source = "Li et al. 2020, Algorithm 2"
+    cites = ("li2020fedprox",)
+    family = "minimisation"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
+    steps = "K"
+    shared = Record(x="x")
+    message = Record(dx="x")
+
+    def __post_init__(self):
+        if self.stragglers and self.K == 1:
+            raise ValueError("stragglers take fewer than K local steps: expected K >= 2, got 1")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for k, active in enumerate(step_masks(oracle, self.steps_of(now, oracle)), 1):
+            g = oracle.grad(x, oracle.sample()) + self.mu * (x - shared.x)
+            new = oracle.sets.x(x - self.eta(now.step(k)) * g)
+            x = new if active is None else torch.where(active, new, x)
+        message.dx = x - shared.x
+
+    def server_round(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * mean.dx)
+
+    def steps_of(self, now, oracle) -> np.ndarray:
+        """Return the numbers of local steps of the clients that are stepped together, ``[C]``."""
+        if not self.stragglers:
+            return np.full(len(oracle.client), self.K)
+        chance, share = now.stream("stragglers", oracle.client).uniform(2)[:, 0].T
+        return np.where(chance < self.stragglers, 1 + (share * (self.K - 1)).astype(int), self.K)
