@@ -19,6 +19,7 @@ import torch
 from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
+from mpifed.simulation.evaluation import user_point, user_problem
 from mpifed.simulation.setup import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
@@ -210,10 +211,14 @@ class Recorder:
     def _point(self) -> results.OutputPoint:
         simulation = self.simulation
         values, tied = network_constants(simulation.config.problem)
+        problem, point = (
+            user_problem(simulation.problem),
+            user_point(simulation.problem, simulation.output.buffer),
+        )
         return results.OutputPoint(
-            {block: getattr(simulation.output, block).cpu().numpy() for block in simulation.blocks},
-            dict(simulation.blocks),
-            network_parameters(simulation.problem),
+            {block: flat.cpu().numpy() for block, flat in point.items()},
+            dict(problem.variables()),
+            network_parameters(problem),
             {
                 name: tensor.cpu().to(simulation.dtype if tensor.is_floating_point() else None).numpy()
                 for name, tensor in values.items()

@@ -33,6 +33,7 @@ __all__ = [
     "named_point",
     "projections",
     "evaluation_details",
+    "user_point",
     "user_problem",
 ]
 
@@ -277,6 +278,12 @@ def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> De
 def user_problem(problem: Problem) -> Problem:
     """Return the problem as its user has written it: the minimax problem of a game."""
     return problem.problem if isinstance(problem, Game) else problem
+
+
+def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return views of a point (all blocks in one vector) by block of the user's problem: x, y of a game."""
+    sizes = user_problem(problem).variables().sizes
+    return dict(zip(sizes, point.split([*sizes.values()])))
 
 
 def named_point(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:
