@@ -19,33 +19,7 @@ from mpifed.storage.results import RunData
 if TYPE_CHECKING:
     from mpifed.report.comparison import Rule, Setting
 
-__all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cells", "short_names"]
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Short names of classes: ``./mine.py:Mine`` becomes ``Mine``.
-
-    If several end in the same word, user-defined classes keep as much of the path as distinguishes them:
-    ``Mine (mine.py)``, ``Mine (a/mine.py)``.
-    """
-    places = {name: name.rpartition(":")[::2] for name in names}
-    ends = [end for _, end in places.values()]
-    short = {}
-    for name, (place, end) in places.items():
-        others = [there for there, other in places.values() if other == end and there != place]
-        unique = ends.count(end) == 1 or not place
-        short[name] = end if unique else f"{end} ({_tail(place, others)})"
-    return short
-
-
-def _tail(place: str, others: Iterable[str]) -> str:
-    """The shortest tail of a path that no other path has."""
-    parts = place.split("/")
-    for count in range(1, len(parts)):
-        tail = "/".join(parts[-count:])
-        if not any(f"/{other}".endswith(f"/{tail}") for other in others):
-            return tail
-    return place
+__all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cells"]
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:

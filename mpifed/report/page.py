@@ -159,11 +159,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
 
 def _heading(settings: Sequence[Setting]) -> str:
     methods = list(dict.fromkeys(setting.name for setting in settings))
-    problems = list(
-        dict.fromkeys(
-            str(setting.settings.get("problem.name", "")).rpartition(":")[2] for setting in settings
-        )
-    )
+    problems = list(dict.fromkeys(str(setting.settings.get("problem.name", "")) for setting in settings))
     return ", ".join(methods) + (f" on {', '.join(problems)}" if any(problems) else "")
 
 

@@ -292,4 +292,4 @@ def test_names_with_dollars_do_not_load_mathjax(tmp_path):
 
 def test_the_page_fits_a_narrow_screen(browser):
     browser.resize(375, 800)
-    assert browser.run("document.documentElement.scrollWidth") <= 375
+    wait(browser, "document.documentElement.scrollWidth <= 375", True)  # the chart is drawn again
