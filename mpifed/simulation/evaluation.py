@@ -18,6 +18,7 @@ from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
 from mpifed.core.metrics import QUANTILES, VALIDATION, Details, split_metric_name
 from mpifed.core.problem import Game, Operator, Problem
+from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
@@ -76,7 +77,7 @@ class Evaluator:
 
     Args:
         on: "train" to include all training samples, "clients" to include the samples of each client.
-        user_metrics: user-defined metrics.
+        user_metrics: the metrics that the job names, in addition to those of the problem.
         placement: of the clients on the ranks; required with "clients".
 
     Attributes:
@@ -94,7 +95,7 @@ class Evaluator:
         problem: Problem,
         comm: SerialComm,
         on: Collection[str] = (),
-        user_metrics: Sequence[Metric] = (),
+        user_metrics: Sequence[Metric | RankingMetric] = (),
         placement: Placement | None = None,
     ):
         self.problem, self.comm, self.user_metrics, self.placement = problem, comm, user_metrics, placement

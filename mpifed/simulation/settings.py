@@ -143,7 +143,8 @@ class SimulationSettings(Strict, BaseModel):
     )
     metrics: tuple[MetricSetting, ...] = Field(
         (),
-        description='user-defined metrics, ["./file.py:name"]: functions of (scores, labels) or of (point)',
+        description='further metrics by name, and user-defined functions "./file.py:name" of (scores, '
+        "labels) or of (point)",
     )
     initial: Annotated[str, AfterValidator(_weights)] | None = Field(
         None, description="file with initial weights (.safetensors) of the network; default: random weights"
