@@ -33,7 +33,7 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
@@ -55,6 +55,7 @@ __all__ = [
     "plugin_of",
     "plugins_of",
     "refused_code",
+    "short_names",
 ]
 
 #: Name of a module loaded from a file → digest of the source that was executed.
@@ -114,6 +115,34 @@ def load_object(name: str, fits: Callable[[Any], bool]) -> tuple[ModuleType, str
         place = truncate(place)
         lack = f"has no {short_repr(attribute)}" if attribute else f"names no object, expected {place}:Name"
         raise ConfigError(f"{place} {lack}: {hint}") from None
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names for figures, tables and folders: ``./mine.py:Mine`` becomes ``Mine``.
+
+    If objects of several files have the same name, as much of the path is appended as distinguishes them:
+    ``Mine-mine``, ``Mine-a.mine``; a digest if the paths differ in nothing else than their form.
+    """
+    places = {name: name.rpartition(":")[::2] for name in names}
+    short = {}
+    for name, (place, end) in places.items():
+        others = {
+            _parts(there)
+            for there, other in places.values()
+            if (other, there) != (end, place) and other == end
+        }
+        parts = _parts(place)
+        tails = (parts[-count:] for count in range(1, len(parts)))
+        tail = next((one for one in tails if all(other[-len(one) :] != one for other in others)), parts)
+        if parts in others:
+            tail = (hashlib.blake2b(place.encode(), digest_size=4).hexdigest(),)
+        short[name] = f"{end}-{'.'.join(tail)}" if others and place else end
+    return short
+
+
+def _parts(place: str) -> tuple[str, ...]:
+    """The words of the path of a file or the name of a module, without the suffix of a file."""
+    return tuple(filter(None, re.split(r"[/.]", place.removesuffix(".py"))))
 
 
 def origin_of(module: ModuleType) -> str:

@@ -29,6 +29,7 @@ from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.directions import DIRECTIONS
 from mpifed.core.noise import NOISES
 from mpifed.core.participation import AVAILABILITY_MODELS
+from mpifed.core.ranking import METRICS
 from mpifed.core.records import Record
 from mpifed.core.schedules import SCHEDULES
 from mpifed.core.sets import MIRRORS, PROXIMALS, SETS
@@ -90,6 +91,9 @@ GROUPS = {
     "sets": Group(SETS, "set", "", "For problems with a set among their settings."),
     "convex functions": Group(PROXIMALS, "phi", "problem.phi"),
     "mirror maps": Group(MIRRORS, "mirror", "algorithm.mirror"),
+    "metrics": Group(
+        METRICS, "metric", "", "`metrics`: a list of names, or of tables with the name and settings."
+    ),
     "theorems": Group(THEOREMS, "theorem", "theory.of"),
 }
 

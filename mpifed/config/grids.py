@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.plugins import short_names
 from mpifed.config.job import Config
 from mpifed.config.tables import read_job, set_key
 
@@ -56,8 +57,8 @@ __all__ = [
 MAX_CHARACTERS, MAX_BYTES = 120, 240
 #: Maximum number of runs of a sweep.
 MAX_RUNS = 10_000
-#: Settings whose value may be the name of a plugin.
-_CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name")
+#: Settings whose value is the name of a method or a problem; "name" is that of a method to tune.
+_CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name", "name")
 
 
 @dataclass(frozen=True)
@@ -182,24 +183,32 @@ def select_part(runs: Sequence[T], part: str) -> Sequence[T]:
 def folder_names(combinations: list[dict]) -> list[str]:
     """Return a name for each flat table, such as ``FGDA,gamma=0.1,seed=1``.
 
-    A name consists of the settings that take more than one value, or of all settings if these do not
-    distinguish the runs. A user-defined class is named without its file, unless two classes have the same
-    name.
+    A name consists of the settings in which runs differ, or of all settings if these do not distinguish the
+    runs. A user-defined class is named without its file, unless two classes have the same name.
     """
     combinations = _with_short_names(combinations)
     keys = dict.fromkeys(key for settings in combinations for key in settings)
-    varied = [key for key in keys if len({_text(table[key]) for table in combinations if key in table}) > 1]
-    for chosen in (varied, list(keys)):
+    for chosen in ([key for key in keys if _differs(key, combinations)], list(keys)):
         short = {key: _short(key, chosen) for key in chosen}
         names = [_name({short[key]: table[key] for key in chosen if key in table}) for table in combinations]
-        if not first_duplicate(names):
+        if len(names) == 1 or not (first_duplicate(names) or "" in names):
             break
-    return names
+    return [name or "run" for name in names]
+
+
+def _differs(key: str, combinations: list[dict]) -> bool:
+    """Whether runs differ in the value of a setting, or runs of one method in having a hyperparameter."""
+    having = [table for table in combinations if key in table]
+    if len({_text(table[key]) for table in having}) > 1:
+        return True
+    methods = {table.get("algorithm.name") for table in having}
+    others = (table for table in combinations if key not in table)
+    return key.startswith("algorithm.") and any(table.get("algorithm.name") in methods for table in others)
 
 
 def settings_name(settings: dict) -> str:
     """Return a name for one flat table that contains all of its settings."""
-    return _name({_short(key, list(settings)): value for key, value in settings.items()})
+    return _name({_short(key, list(settings)): value for key, value in settings.items()}) or "run"
 
 
 def first_duplicate(names: list[str]) -> str:
@@ -209,29 +218,18 @@ def first_duplicate(names: list[str]) -> str:
 
 def _with_short_names(combinations: list[dict]) -> list[dict]:
     """Shorten the names of plugins as far as they remain different."""
-    full = {table[key] for table in combinations for key in _CLASS_NAMES if isinstance(table.get(key), str)}
-    forms = {name: _forms(name) for name in full}
-    levels = [*zip(*forms.values())]
-    short = {
-        name: next(form for form, level in zip(forms[name], levels) if level.count(form) == 1)
-        for name in full
-    }
+    short = short_names(
+        value for table in combinations for key, value in table.items() if _names_a_class(key, value)
+    )
     return [
-        {
-            key: short[value] if key in _CLASS_NAMES and isinstance(value, str) else value
-            for key, value in settings.items()
-        }
-        for settings in combinations
+        {key: short[value] if _names_a_class(key, value) else value for key, value in table.items()}
+        for table in combinations
     ]
 
 
-def _forms(name: str) -> tuple[str, str, str]:
-    """Return the short forms of a plugin's name: its class alone, with its file or module, with a digest."""
-    place, colon, attribute = name.rpartition(":")
-    if not colon:  # a class of the package
-        return name, name, name
-    stem = place.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-    return attribute, f"{attribute}-{stem}", f"{attribute}-{_digest(name)}"
+def _names_a_class(key: str, value: object) -> bool:
+    """Whether a setting names a method, a problem, or an object in a file."""
+    return isinstance(value, str) and (key in _CLASS_NAMES or ".py:" in value)
 
 
 def _digest(text: str) -> str:
@@ -255,4 +253,4 @@ def _name(settings: dict) -> str:
     if len(name) > MAX_CHARACTERS or len(name.encode()) > MAX_BYTES:
         start = name[: MAX_CHARACTERS - 9].encode()[: MAX_BYTES - 9].decode(errors="ignore")
         name = f"{start}-{_digest(_text(settings))}"
-    return name or "run"
+    return name

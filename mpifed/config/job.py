@@ -20,6 +20,7 @@ from mpifed.base.units import Seconds
 from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
+from mpifed.core.user_metrics import Metric
 from mpifed.problems import PROBLEMS
 from mpifed.simulation.settings import ExecutionOptions, SimulationSettings
 from mpifed.storage.options import StorageOptions
@@ -159,8 +160,11 @@ class Config(SimulationSettings):
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
         plugins = plugins_of("algorithm", self.algorithm) | plugins_of("problem", self.problem)
         if self.metrics:
-            table["metrics"] = [part.name for part in self.metrics]
-            plugins |= {f"metrics.{k}": Plugin(part.name, part.digest) for k, part in enumerate(self.metrics)}
+            own = {k: part for k, part in enumerate(self.metrics) if isinstance(part, Metric)}
+            table["metrics"] = [
+                own[k].name if k in own else as_table(part) for k, part in enumerate(self.metrics)
+            ]
+            plugins |= {f"metrics.{k}": Plugin(part.name, part.digest) for k, part in own.items()}
         if plugins:
             table["plugins"] = {place: part._asdict() for place, part in plugins.items()}
         return table

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.plugins import short_names
 from mpifed.base.settings import Section, explain, flatten, suggest
 from mpifed.config.grids import expand, first_duplicate, folder_names
 from mpifed.config.job import Config
@@ -182,7 +183,10 @@ def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
             raise ConfigError(f"[[tune.methods]] {method['name']}: {error}") from error
     names = folder_names([{"name": space.name} | flatten(space.fixed) for space in spaces])
     if first_duplicate(names) or len(spaces) == 1:
-        names = [f"{space.name}-{k}" if len(spaces) > 1 else space.name for k, space in enumerate(spaces, 1)]
+        short = short_names(space.name for space in spaces)
+        names = [
+            f"{short[space.name]}{f'-{k}' if len(spaces) > 1 else ''}" for k, space in enumerate(spaces, 1)
+        ]
     return dict(zip(names, spaces))
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Collection
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, InstanceOf
+from typing import Any
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import UserObject, digest_of, origin_of
+from mpifed.base.settings import choice
+from mpifed.core.ranking import METRICS
 
 __all__ = ["Metric", "MetricSetting"]
 
@@ -71,14 +71,5 @@ def _required(function: Any) -> int:
     )
 
 
-def _resolved(value: Any) -> Metric:
-    found = Metric.from_value(value, "metric")
-    if not isinstance(found, Metric):
-        raise ValueError(
-            f'expected "./file.py:name" of {Metric.expected}, or the function, got {short_repr(value)}'
-        )
-    return found
-
-
-#: A metric by the name of its function, or the function.
-MetricSetting = Annotated[InstanceOf[Metric], BeforeValidator(_resolved)]
+#: A metric of the package by name, a user-defined one by the name of its function, or the function.
+MetricSetting = choice("metric", METRICS, Metric)

@@ -1,11 +1,13 @@
-"""Image data sets in official files: scikit-learn's digits, MNIST's IDX files, CIFAR's Python batches.
+"""Image data sets in official files: scikit-learn's digits, MNIST's IDX files, CIFAR's Python and binary
+batches.
 
 An IDX file is a magic number (two zero bytes, the type code 0x08, the number of dimensions), each dimension
 as a big-endian 32-bit number, then the elements with the last dimension varying fastest.
 
 CIFAR's batches are pickled dictionaries. Their MD5 sums are compared with the published ones, and a
 restricted unpickler accepts only plain values and integer arrays. The data set ``cifar100-subset`` has no
-published sums: no code in its files can run, but a malicious file can take long to read.
+published sums: no code in its files can run, but a malicious file can take long to read. The binary version
+has the same batches as records of one or two label bytes and 3072 bytes of pixels, in files ``BATCH.bin``.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class IdxImages:
 
 @dataclass(frozen=True)
 class Cifar:
-    """Colour images of 32 x 32 pixels in CIFAR's Python batches.
+    """Colour images of 32 x 32 pixels in CIFAR's Python batches, or in binary batches where those are absent.
 
     Missing training batches are left out with a warning; at least one is required.
 
@@ -130,7 +132,10 @@ class Cifar:
         train, test: names of the batches.
         labels: key of the labels in a batch.
         classes: number of classes.
-        md5: published MD5 sums by batch; ``None`` accepts any files.
+        md5: published MD5 sums by Python batch; ``None`` accepts any files.
+        sizes: numbers of images in a training and in the test batch of the binary version; ``None`` accepts
+            any.
+        label_bytes: number of labels per record of the binary version, of which the last is used.
     """
 
     name: str
@@ -140,6 +145,8 @@ class Cifar:
     labels: str
     classes: int
     md5: dict[str, str] | None
+    sizes: tuple[int, int] | None = None
+    label_bytes: int = 1
     home = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def __call__(self, data_dir: str | None = None) -> Images:
@@ -149,7 +156,7 @@ class Cifar:
             DataError: a file is missing, damaged or not the published one.
         """
         with opened(self.name, self.home, data_dir, *self.folders) as source:
-            present = [batch for batch in self.train if source.find(batch)] or self.train[:1]
+            present = [batch for batch in self.train if _found(source, batch)] or self.train[:1]
             parts = [self._batch(source, batch) for batch in present]
             test = self._batch(source, self.test)
         if absent := [batch for batch in self.train if batch not in present]:
@@ -164,6 +171,8 @@ class Cifar:
 
     def _batch(self, source: Source, name: str) -> tuple[np.ndarray, torch.Tensor]:
         """Return the pixels ``[n, 3, 32, 32]`` and labels of a batch."""
+        if not source.find(name) and source.find(f"{name}.bin"):
+            return self._binary(source, name)
         published = f" with the MD5 sum {self.md5[name]}" if self.md5 else ""
         expected = (
             f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"
@@ -175,6 +184,24 @@ class Cifar:
             pixels, labels = _unpickled(bytes(content), self.labels)
         expect_labels(labels, self.classes, str(path))
         return pixels, torch.from_numpy(labels.astype(np.int64))
+
+    def _binary(self, source: Source, name: str) -> tuple[np.ndarray, torch.Tensor]:
+        """Return pixels and labels of a batch of the binary version."""
+        record = self.label_bytes + _PIXELS
+        count = self.sizes and self.sizes[name == self.test]
+        expected = f"a binary CIFAR batch: {count or 'n'} records of {record} bytes"
+        path, content = source.read(f"{name}.bin", expected, _IMAGES * record)
+        if not content or len(content) % record or (count and len(content) != count * record):
+            raise DataError(f"{path}: expected {expected}, found {len(content)} bytes")
+        records = np.frombuffer(content, np.uint8).reshape(-1, record)
+        labels = records[:, self.label_bytes - 1].astype(np.int64)
+        expect_labels(labels, self.classes, str(path))
+        return records[:, self.label_bytes :].reshape(-1, 3, 32, 32), torch.from_numpy(labels)
+
+
+def _found(source: Source, batch: str) -> bool:
+    """Whether a batch exists in one of the two versions."""
+    return bool(source.find(batch) or source.find(f"{batch}.bin"))
 
 
 class _Dtype:

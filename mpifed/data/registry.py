@@ -8,6 +8,7 @@ from typing import Any
 from mpifed.base.settings import choice
 from mpifed.data.image_folder import ImageFolder, UserFolder
 from mpifed.data.images import CIFAR10_MD5, CIFAR100_MD5, Cifar, IdxImages, load_digits
+from mpifed.data.leaf import Leaf
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
 from mpifed.data.texts import TextColumns, TextLines, TextSet
@@ -25,21 +26,30 @@ DATASETS = {
     "fashion-mnist": IdxImages("fashion-mnist", "https://github.com/zalandoresearch/fashion-mnist"),
     "cifar10": Cifar(
         "cifar10",
-        ("cifar10/cifar-10-batches-py", "cifar-10-batches-py"),
+        (
+            *("cifar10/cifar-10-batches-py", "cifar-10-batches-py"),
+            *("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
+        ),
         _BATCHES,
         "test_batch",
         "labels",
         10,
         CIFAR10_MD5,
+        (10_000, 10_000),
     ),
     "cifar100": Cifar(
         "cifar100",
-        ("cifar100/cifar-100-python", "cifar-100-python"),
+        (
+            *("cifar100/cifar-100-python", "cifar-100-python"),
+            *("cifar100/cifar-100-binary", "cifar-100-binary"),
+        ),
         ("train",),
         "test",
         "fine_labels",
         100,
         CIFAR100_MD5,
+        (50_000, 10_000),
+        2,
     ),
     "cifar100-subset": Cifar(
         "cifar100-subset", ("cifar100_subset/cifar-100-python",), ("train",), "test", "fine_labels", 100, None
@@ -120,7 +130,7 @@ TEXTS = {
 
 
 #: User-defined samples and texts in files, by type.
-USER_DATASETS = {"table": UserTable, "folder": UserFolder}
+USER_DATASETS = {"table": UserTable, "folder": UserFolder, "leaf": Leaf}
 USER_TEXTS = {"texts": UserTexts}
 
 

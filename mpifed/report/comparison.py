@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from mpifed.base.plugins import short_names
 from mpifed.base.settings import flatten, suggest
 from mpifed.config.theory import prescription_of
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.metrics import VALIDATION, split_metric_name
-from mpifed.report.labels import short_names
 from mpifed.report.statistics import (
     Curve,
     MeanStd,
@@ -47,7 +47,8 @@ class Setting:
     """Runs that differ only in the seed.
 
     Attributes:
-        settings: the values that the runs share, as ``{dotted name: value}``.
+        settings: the values that the runs share, as ``{dotted name: value}``; user-defined objects by their
+            short names.
         repetition: 0, or 1, 2, ... for runs that repeat a seed with the same values.
         name: the method's short name, unique among the methods that are compared.
     """
@@ -230,11 +231,30 @@ def settings_of(runs: Iterable[RunData]) -> list[Setting]:
             repetition += 1
         groups.setdefault((key, repetition), []).append(run)
         flat[key] = settings
-    names = short_names(str(settings["algorithm.name"]) for settings in flat.values())
+    names = _class_names(members[0].config for members in groups.values())
     return [
-        Setting(tuple(members), flat[key], repetition, names[str(flat[key]["algorithm.name"])])
+        Setting(
+            tuple(members),
+            {name: names.get(str(value), value) for name, value in flat[key].items()},
+            repetition,
+            names[str(flat[key]["algorithm.name"])],
+        )
         for (key, repetition), members in groups.items()
     ]
+
+
+def _class_names(configs: Iterable[dict]) -> dict[str, str]:
+    """The short names of methods, problems and user-defined objects that jobs name."""
+    names: dict[str, None] = {}
+    for config in configs:
+        parts = [config["algorithm"], config.get("problem", {}), *_plugins(config).values()]
+        names |= {part["name"]: None for part in parts if "name" in part}
+    return short_names(names)
+
+
+def _plugins(config: dict) -> dict[str, dict]:
+    """The user-defined objects that a job's settings name, by the place of the setting."""
+    return config.get("plugins") or {}
 
 
 def _seed(run: RunData) -> int | None:
@@ -254,7 +274,7 @@ def _compared(config: dict) -> dict[str, object]:
         table["algorithm"] = table["algorithm"] | {key: step}
     digests = {
         f"{place}.digest": plugin["digest"][:12]
-        for place, plugin in config.get("plugins", {}).items()
+        for place, plugin in _plugins(config).items()
         if place.split(".")[0] not in _IGNORED
     }
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}

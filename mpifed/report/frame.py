@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mpifed.report.comparison import settings_of
-from mpifed.report.labels import labels
+from mpifed.report.labels import differing, labels
 from mpifed.storage.results import COSTS, RunData, find_runs, load
 
 __all__ = ["frame", "tidy"]
@@ -28,7 +28,9 @@ def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
         it is below; ``method`` the algorithm's name; ``setting`` a name shared by runs that differ only in
         the seed, made of the settings that distinguish it; then ``seed``, ``round``, ``metric`` and ``value``
         (can be NaN or infinite); then the cumulative costs up to this round, with the names in ``run.h5``.
-        ``diverged`` is whether the run ended in non-finite values.
+        ``diverged`` is whether the run ended in non-finite values. The other columns have dotted names of
+        settings: every hyperparameter (``algorithm.eta``), and all others that differ between the runs; NaN
+        where a job has no such setting.
 
     Raises:
         ValueError: there are no runs, or a run cannot be read.
@@ -40,8 +42,13 @@ def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 def tidy(runs: Iterable[RunData]) -> pd.DataFrame:
     """The table of :func:`frame` for runs that have been read."""
     settings = settings_of(runs)
-    labelled = zip(settings, labels(settings))
-    tables = [_rows(run, setting.name, label) for setting, label in labelled for run in setting.runs]
+    keys = {key for one in settings for key in one.settings if key.startswith("algorithm.")}
+    keys = keys.union(differing(settings)) - {"algorithm.name"}
+    tables = [
+        _rows(run, setting.name, label).assign(**{k: v for k, v in setting.settings.items() if k in keys})
+        for setting, label in zip(settings, labels(settings))
+        for run in setting.runs
+    ]
     table = pd.concat(tables, ignore_index=True)
     for column in ("run", "method", "setting", "metric"):
         table[column] = pd.Categorical(table[column], categories=table[column].unique())

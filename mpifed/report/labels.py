@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,33 +19,7 @@ from mpifed.storage.results import RunData
 if TYPE_CHECKING:
     from mpifed.report.comparison import Rule, Setting
 
-__all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cells", "short_names"]
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Short names of classes: ``./mine.py:Mine`` becomes ``Mine``.
-
-    If several end in the same word, user-defined classes keep as much of the path as distinguishes them:
-    ``Mine (mine.py)``, ``Mine (a/mine.py)``.
-    """
-    places = {name: name.rpartition(":")[::2] for name in names}
-    ends = [end for _, end in places.values()]
-    short = {}
-    for name, (place, end) in places.items():
-        others = [there for there, other in places.values() if other == end and there != place]
-        unique = ends.count(end) == 1 or not place
-        short[name] = end if unique else f"{end} ({_tail(place, others)})"
-    return short
-
-
-def _tail(place: str, others: Iterable[str]) -> str:
-    """The shortest tail of a path that no other path has."""
-    parts = place.split("/")
-    for count in range(1, len(parts)):
-        tail = "/".join(parts[-count:])
-        if not any(f"/{other}".endswith(f"/{tail}") for other in others):
-            return tail
-    return place
+__all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cells", "whole_setting_cells"]
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:
@@ -87,6 +61,26 @@ def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict
             key: setting.settings.get(key) for key in keys if key not in shared_cell
         }
     return cells
+
+
+def whole_setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
+    """The cells of :func:`setting_cells`, with all hyperparameters of each method in the shared cell."""
+    keys = [key for key in columns(settings) if rule.is_task(key)]
+    return {
+        setting: {"settings": ", ".join(_hyperparameters(setting, keys))}
+        | {key: setting.settings.get(key) for key in keys}
+        for setting in settings
+    }
+
+
+def _hyperparameters(setting: Setting, others: Collection[str]) -> Iterator[str]:
+    """All hyperparameters but ``others``, as ``gamma=0.1``; of a choice the name, unless it is a constant."""
+    for key, value in setting.settings.items():
+        name = key.removeprefix("algorithm.").removesuffix(".name")
+        constant = value == "constant" and f"algorithm.{name}" in setting.settings
+        own = key.startswith("algorithm.") and key != "algorithm.name" and not key.endswith(".digest")
+        if own and not constant and key not in others:
+            yield f"{name}={value}"
 
 
 def labels(

@@ -23,7 +23,7 @@ from mpifed.report.citations import references
 from mpifed.report.client_samples import ClassCounts, draw_class_counts, title
 from mpifed.report.comparison import Rule, Setting, metrics_of
 from mpifed.report.figures import DIVERGED, axes_of, curve_style, scales, with_finite_counts
-from mpifed.report.labels import labels, run_names, setting_cells
+from mpifed.report.labels import labels, run_names, setting_cells, whole_setting_cells
 from mpifed.report.statistics import Curve, MeanStd
 from mpifed.report.tables import (
     TEST,
@@ -58,7 +58,8 @@ COLUMNS = {
     "name": "folder of the run, or its method if there is only one run",
     "method": "the algorithm",
     "setting": "the method, with the settings that distinguish it from other settings of the same method",
-    "settings": "settings of the algorithm that vary within the method",
+    "settings": "settings of the algorithm: all of them in the table of the best settings, in other tables "
+    "those that vary within the method",
     "seeds": "number of pairs of runs with the same seed",
     "seed": "seed of all random numbers of the run, including the partition of the data",
     "difference": "value of the setting minus value of the best setting, mean ± standard deviation over the "
@@ -142,8 +143,9 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
     """The page's tables by name, ``None`` for an empty table."""
     cells, marks = setting_cells(settings, rule), [setting in chosen for setting in settings]
+    best = setting_rows(chosen, rule, whole_setting_cells(settings, rule))
     return {
-        "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
+        "best": _table(best) if len(runs) > len(chosen) else None,
         "settings": None if all(marks) else _table(setting_rows(settings, rule, cells), marks),
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
@@ -159,11 +161,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
 
 def _heading(settings: Sequence[Setting]) -> str:
     methods = list(dict.fromkeys(setting.name for setting in settings))
-    problems = list(
-        dict.fromkeys(
-            str(setting.settings.get("problem.name", "")).rpartition(":")[2] for setting in settings
-        )
-    )
+    problems = list(dict.fromkeys(str(setting.settings.get("problem.name", "")) for setting in settings))
     return ", ".join(methods) + (f" on {', '.join(problems)}" if any(problems) else "")
 
 

@@ -15,7 +15,7 @@ from mpifed.base.console import Console
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import AXES, curves, paper_figure
-from mpifed.report.labels import Labels, setting_cells
+from mpifed.report.labels import Labels, setting_cells, whole_setting_cells
 from mpifed.report.latex import table
 from mpifed.report.page import page
 from mpifed.report.tables import (
@@ -182,7 +182,7 @@ def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setti
     runs = sum(len(setting.runs) for setting in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
-        print_table(setting_rows(chosen, rule, setting_cells(settings, rule)), console)
+        print_table(setting_rows(chosen, rule, whole_setting_cells(settings, rule)), console)
         print_table(cost_rows(chosen), console)
     if rows := paired_rows(chosen, rule):
         console.print(Text(f"Comparison of each method with the best: {TEST}."))

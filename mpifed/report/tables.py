@@ -98,8 +98,8 @@ def _target(rule: Rule) -> str:
 
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
-    """One row per setting: its ``cells`` of :func:`setting_cells`, how its runs ended, and its metrics as
-    :class:`MeanStd`."""
+    """One row per setting: its ``cells`` of :mod:`mpifed.report.labels`, how its runs ended, and its metrics
+    as :class:`MeanStd`."""
     rows = []
     for setting in settings:
         row = {"method": setting.name} | cells[setting]
@@ -294,7 +294,7 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
     def page(columns: Sequence[str]) -> Table:
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in (first, *columns):
-            long = column in {first, "stopped"}
+            long = column in {first, "settings", "stopped"}
             layout = dict(max_width=30, overflow="fold") if long else dict(justify="right", no_wrap=True)
             heading = Text(escape_control(column, line=True).replace(" ", "\n"))
             grid.add_column(heading, vertical="top", **layout)

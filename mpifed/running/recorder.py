@@ -22,6 +22,7 @@ from mpifed.base.settings import suggest
 from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
+from mpifed.simulation.evaluation import user_point, user_problem
 from mpifed.simulation.setup import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
@@ -264,17 +265,21 @@ class Recorder:
         """The best evaluated point by block (rank 0)."""
         if self.best is None:
             return None
-        sizes = [*self.simulation.blocks.sizes.values()]
-        parts = np.split(self.best.point, np.cumsum(sizes)[:-1])
-        return results.BestPoint(self.best.metric, self.best.round, dict(zip(self.simulation.blocks, parts)))
+        point = user_point(self.simulation.problem, torch.from_numpy(self.best.point))
+        flat = {block: values.numpy() for block, values in point.items()}
+        return results.BestPoint(self.best.metric, self.best.round, flat)
 
     def _point(self) -> results.OutputPoint:
         simulation = self.simulation
         values, tied = network_constants(simulation.config.problem)
+        problem, point = (
+            user_problem(simulation.problem),
+            user_point(simulation.problem, simulation.output.buffer),
+        )
         return results.OutputPoint(
-            {block: getattr(simulation.output, block).cpu().numpy() for block in simulation.blocks},
-            dict(simulation.blocks),
-            network_parameters(simulation.problem),
+            {block: flat.cpu().numpy() for block, flat in point.items()},
+            dict(problem.variables()),
+            network_parameters(problem),
             {
                 name: tensor.cpu().to(simulation.dtype if tensor.is_floating_point() else None).numpy()
                 for name, tensor in values.items()

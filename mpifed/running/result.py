@@ -21,6 +21,7 @@ from mpifed.core.problem import network_parameters
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
+from mpifed.simulation.evaluation import user_point, user_problem
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.files import RUN_FILE
@@ -44,7 +45,8 @@ class Result:
 
     Attributes:
         config: the resolved settings, a table that ``mpifed.run`` accepts.
-        point: the output point, one flat tensor per block.
+        point: the output point, one flat tensor per block of the problem, whatever the method: x and y of a
+            minimax problem, z of an operator.
         parameters: the output point by block and name of the parameter: ``parameters["x"]["w"]``.
         metrics: metrics of the output point.
         history: values of each metric by name, with ``round``.
@@ -191,18 +193,18 @@ class Result:
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
     ) -> Result:
         """Return the result of a run that has ended in this process."""
-        blocks = simulation.blocks
-        point = {block: getattr(simulation.output, block).clone() for block in blocks}
+        problem = user_problem(simulation.problem)
+        point = user_point(simulation.problem, simulation.output.buffer.clone())
         return cls(
             config=simulation.config.table(),
             point=point,
-            parameters=_by_name(point, blocks),
+            parameters=_by_name(point, problem.variables()),
             metrics=metrics,
             history=recorder.metrics,
             costs=recorder.columns(),
             iterates={block: recorder.iterates_of(block) for block in recorder.blocks},
             round=simulation.round,
-            network=network_parameters(simulation.problem),
+            network=network_parameters(problem),
             end=end,
             path=folder / RUN_FILE,
             details=simulation.metrics.details,

@@ -99,7 +99,7 @@ class Runner:
         self.callbacks = Callbacks(
             [*board, *self.user_callbacks], self.simulation, self.recorder, self.comm, self.folder.path
         )
-        self.interval = evaluation_interval(self.config, sum(self.simulation.metrics.rows.values()))
+        self.interval = evaluation_interval(self.config, self.simulation.metrics.rows)
         if exact:
             warn_if_machines_differ(self.comm, self.simulation.device)
         if found := prescription_of(self.config.theory):

@@ -18,6 +18,7 @@ from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
 from mpifed.core.metrics import QUANTILES, VALIDATION, Details, split_metric_name
 from mpifed.core.problem import Game, Operator, Problem
+from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
@@ -33,33 +34,42 @@ __all__ = [
     "named_point",
     "projections",
     "evaluation_details",
+    "user_point",
     "user_problem",
 ]
 
 #: Number of held-out rows scored in one call. The calls are the same for every number of ranks.
 SCORE_ROWS = 250
-#: Minimum number of rounds between evaluations; maximum share of a run's time for evaluations; number of rows
-#: that are scored in the time of one row's gradient (a forward pass, and a backward pass of twice its time).
-MIN_INTERVAL, SHARE, ROWS_PER_GRADIENT = 10, 0.1, 3
+#: Number of rounds between evaluations, and minimum number of evaluations after the start in a shorter run.
+INTERVAL, POINTS = 10, 20
+#: Maximum share of a run's time for evaluations; number of rows that are scored in the time of one row's
+#: gradient (a forward pass, and a backward pass of twice its time).
+SHARE, ROWS_PER_GRADIENT = 0.1, 3
 #: Maximum number of characters of a metric's name.
 MAX_NAME = 100
 
 
-def evaluation_interval(config: SimulationSettings, scored: int) -> int:
-    """Return the number of rounds between evaluations: as set, or by the costs of rounds and evaluations.
+def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> int:
+    """Return the number of rounds between evaluations: as set, or by the numbers of rounds and samples.
 
-    The costs are counted from the job alone and not measured, because the evaluated rounds are part of the
-    results. Full gradients use all training rows, compared with which the held-out rows are few.
+    A run has at least :data:`POINTS` evaluations, one every :data:`INTERVAL` rounds if it is long, as far as
+    they take at most :data:`SHARE` of its time. The costs are counted from the job alone and not measured,
+    because the evaluated rounds are part of the results. Full gradients use all training rows, compared with
+    which the held-out rows are few. Stationarity measures cost more than a round: they are evaluated every
+    :data:`INTERVAL` rounds.
 
     Args:
-        scored: number of rows that an evaluation scores.
+        rows: number of rows that an evaluation scores, by split.
     """
-    batch, method = config.oracle.batch_size, config.algorithm
-    if config.run.eval_every or not batch:
-        return config.run.eval_every or MIN_INTERVAL
-    cohort = config.participation.expected_reports(config.problem.clients)
-    rows = cohort * local_steps(method) * method.calls_per_step * batch
-    return max(MIN_INTERVAL, math.ceil(scored / (ROWS_PER_GRADIENT * SHARE * rows)))
+    if config.run.eval_every:
+        return config.run.eval_every
+    shortest = INTERVAL if config.measures else min(INTERVAL, max(1, config.rounds // POINTS))
+    clients, method = config.problem.clients, config.algorithm
+    batch = config.oracle.batch_size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
+    cohort = config.participation.expected_reports(clients)
+    gradients = cohort * local_steps(method) * method.calls_per_step * batch
+    costly = math.ceil(sum(rows.values()) / (ROWS_PER_GRADIENT * SHARE * gradients)) if gradients else 1
+    return max(shortest, costly)
 
 
 class Evaluator:
@@ -67,7 +77,7 @@ class Evaluator:
 
     Args:
         on: "train" to include all training samples, "clients" to include the samples of each client.
-        user_metrics: user-defined metrics.
+        user_metrics: the metrics that the job names, in addition to those of the problem.
         placement: of the clients on the ranks; required with "clients".
 
     Attributes:
@@ -85,7 +95,7 @@ class Evaluator:
         problem: Problem,
         comm: SerialComm,
         on: Collection[str] = (),
-        user_metrics: Sequence[Metric] = (),
+        user_metrics: Sequence[Metric | RankingMetric] = (),
         placement: Placement | None = None,
     ):
         self.problem, self.comm, self.user_metrics, self.placement = problem, comm, user_metrics, placement
@@ -277,6 +287,12 @@ def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> De
 def user_problem(problem: Problem) -> Problem:
     """Return the problem as its user has written it: the minimax problem of a game."""
     return problem.problem if isinstance(problem, Game) else problem
+
+
+def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return views of a point (all blocks in one vector) by block of the user's problem: x, y of a game."""
+    sizes = user_problem(problem).variables().sizes
+    return dict(zip(sizes, point.split([*sizes.values()])))
 
 
 def named_point(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:

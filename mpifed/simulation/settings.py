@@ -90,7 +90,8 @@ class ExecutionOptions(ParallelOptions):
         None,
         ge=1,
         description="rounds between evaluations, in addition to the first and the last round; default: 10, "
-        "or more if scoring the held-out samples would take more than a tenth of the run",
+        "less in runs of less than 200 rounds, so that curves have 20 points, more if scoring the samples "
+        "would take more than a tenth of the run",
     )
     evaluate_on: tuple[Literal["train", "clients"], ...] = Field(
         (),
@@ -142,7 +143,8 @@ class SimulationSettings(Strict, BaseModel):
     )
     metrics: tuple[MetricSetting, ...] = Field(
         (),
-        description='user-defined metrics, ["./file.py:name"]: functions of (scores, labels) or of (point)',
+        description='further metrics by name, and user-defined functions "./file.py:name" of (scores, '
+        "labels) or of (point)",
     )
     initial: Annotated[str, AfterValidator(_weights)] | None = Field(
         None, description="file with initial weights (.safetensors) of the network; default: random weights"

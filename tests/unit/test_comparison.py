@@ -14,7 +14,7 @@ from scipy import stats
 
 from mpifed.problems import PROBLEMS
 from mpifed.report.comparison import Rule, best, settings_of
-from mpifed.report.labels import columns, labels, setting_cells, short_names
+from mpifed.report.labels import columns, labels, setting_cells
 from mpifed.report.report import report
 from mpifed.report.statistics import MeanStd, holm
 from mpifed.report.tables import TEST, paired_rows, setting_rows
@@ -69,17 +69,21 @@ def test_labels_and_columns_of_several_methods(settings):
     assert columns(found) == ["algorithm.eta"], "gamma has a single value in a single method"
 
 
-def test_short_names_of_classes_keep_the_distinguishing_part_of_the_path(tmp_path):
-    short = {"FGDA": "FGDA", "./mine.py:Mine": "Mine", "pack.age:Other": "Other"}
-    assert short_names(short) == short
-    for names, expected in (
-        (("FGDA", "./a.py:FGDA", "b.c:FGDA"), ["FGDA", "FGDA (a.py)", "FGDA (b.c)"]),
-        (("/a/m.py:M", "/b/m.py:M", "m.py:M"), ["M (a/m.py)", "M (b/m.py)", "M (m.py)"]),
-    ):
-        assert [*short_names(names).values()] == expected
-    folders = [write(tmp_path / name, f"{tmp_path}/{name}.py:Mine") for name in ("a", "b")]
-    assert labels(settings_of(map(load, folders))) == ["Mine (a.py)", "Mine (b.py)"]
-    assert labels(settings_of(map(load, folders[:1]))) == ["Mine"]
+def test_user_defined_objects_have_short_names(tmp_path):
+    def run(name, method, net="net"):
+        plugins = {"problem.model": {"name": f"/{net}.py:Net", "digest": "0" * 64}}
+        problem = {"name": "/problems.py:Mine", "clients": 2, "model": {"name": f"/{net}.py:Net"}}
+        return load(write(tmp_path / name, method, config={"problem": problem, "plugins": plugins}))
+
+    one, other = run("a", "/a.py:Mine"), run("b", "/b.py:Mine")
+    assert labels(settings_of([one, other])) == ["Mine-a", "Mine-b"]
+    (alone,) = settings_of([run("c", "FGDA")])
+    names = ("algorithm.name", "problem.name", "problem.model.name")
+    assert [alone.settings[key] for key in names] == ["FGDA", "Mine", "Net"]
+    assert labels(settings_of([one, run("d", "/a.py:Mine", "wide")])) == [
+        "Mine-a, Net-net",
+        "Mine-a, Net-wide",
+    ]
 
 
 def test_mean_and_deviation_over_seeds(settings):

@@ -31,6 +31,7 @@ def test_values_and_types_of_a_run(tmp_path):
     result = mpifed.run(job(tmp_path), SerialComm())
     found = mpifed.frame(tmp_path)
     kinds = found.dtypes.astype(str)
+    kinds = kinds[[name for name in found if not name.startswith("algorithm.")]]
     assert {*kinds[kinds == "category"].index} == {"run", "method", "setting", "metric"}
     whole = {"seed", "round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes"}
     assert {*kinds[kinds == "int64"].index} == whole
@@ -60,6 +61,29 @@ def test_names_of_runs_and_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mpifed.frame("grid")["run"].iloc[0] == str(Path("grid") / "0.1-0")
     assert mpifed.frame("other")["metric"].cat.categories.tolist() == ["auc"]
+
+
+def test_hyperparameters_and_other_settings_that_differ_are_columns(tmp_path):
+    for number, (method, algorithm) in enumerate({
+        "FGDA": {"q": 4, "eta": {"name": "constant", "value": 0.5}},
+        "CDMA": {"q": 4, "matrix": {"name": "adam", "rho": 0.1}},
+    }.items()):  # fmt: skip
+        problem = {"name": "Saddle", "clients": 2 + number, "d": 3}
+        write(
+            tmp_path / method,
+            method,
+            rounds=0,
+            error=[1],
+            config={"algorithm": algorithm, "problem": problem},
+        )
+    found = mpifed.frame([tmp_path / "FGDA", tmp_path / "CDMA"]).set_index("method")
+    names = [name for name in found if "." in name]
+    assert "problem.clients" in names and "problem.d" not in names and "algorithm.name" not in names
+    assert found["problem.clients"].to_dict() == {"FGDA": 2, "CDMA": 3}
+    assert found["algorithm.q"].dtype == "int64" and found["algorithm.q"].tolist() == [4, 4]
+    assert found.loc["FGDA", "algorithm.eta"] == 0.5
+    assert found["algorithm.eta"].isna().to_dict() == {"FGDA": False, "CDMA": True}
+    assert found.loc["CDMA", ["algorithm.matrix.name", "algorithm.matrix.rho"]].tolist() == ["adam", 0.1]
 
 
 def test_repeated_job_is_two_settings(tmp_path):

@@ -107,6 +107,20 @@ def test_a_loaded_result_equals_the_returned_result(tmp_path):
     assert longer.config["rounds"] == 6 and list(longer.costs["round"]) == list(range(7))
 
 
+@pytest.mark.parametrize("method", ["LocalSGDA", "LSGD"])
+def test_the_blocks_of_a_result_are_those_of_the_problem_for_every_method(tmp_path, method):
+    steps = {"eta_x": 0.01, "eta_y": 0.01, "q": 2} if method == "LocalSGDA" else {"eta": 0.01, "K": 2}
+    settings = table(tmp_path / "run") | {"record": [], "algorithm": {"name": method, **steps}}
+    settings["run"]["keep_best"] = "error"
+    result = mpifed.run(settings, COMM)
+    loaded = mpifed.load(tmp_path / "run")
+    assert all({*one.best.point} == {"x", "y"} for one in (result, loaded))
+    for one in (result, loaded):
+        assert {block: [*named] for block, named in one.parameters.items()} == {"x": ["x"], "y": ["y"]}
+        assert {block: len(flat) for block, flat in one.point.items()} == {"x": 2, "y": 2}
+        assert all(torch.equal(one.parameters[block][block], result.point[block]) for block in "xy")
+
+
 def test_parameters_have_their_names_and_shapes(tmp_path):
     settings = table(tmp_path / "run") | {
         "record": [],

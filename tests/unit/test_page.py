@@ -60,7 +60,10 @@ def make(folder, rule=Rule(), figure=b""):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The page of two methods, one with two settings, three seeds, a diverged run, and hostile names."""
+    """The page of two methods, one with two settings, three seeds, a diverged run, and hostile names.
+
+    FGDA is evaluated every fourth round, CDMA every fifth.
+    """
     folder = tmp_path_factory.mktemp("runs")
     problem = {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}
     for seed in range(3):
@@ -73,6 +76,7 @@ def text(tmp_path_factory):
             path = write(
                 folder / f"{name}{seed}",
                 method,
+                every=4 if method == "FGDA" else 5,
                 stopped="non-finite value in round 20" if (name, seed) == ("h", 1) else "all 20 rounds done",
                 config={"seed": seed, "algorithm": algorithm, "problem": problem},
                 maximised=["auc"],
@@ -134,8 +138,8 @@ def test_tables_and_their_explanation(text):
     read = Reader(text)
     # Seeds 0, 1, 2 end at 0.5 + (20 + seed) / 50 and / 60; the deviation of 0, 1, 2 is 1.
     assert read.cells.count("0.92 ± 0.02") >= 2 and read.cells.count("0.85 ± 0.017") >= 2
-    # 10 exp(-0.3 r) is below 0.7 from r = 8.9 on, 10 exp(-0.2 r) from 13.3; evaluated every fifth round.
-    assert "10 ± 0" in read.cells and "15 ± 0" in read.cells
+    # 10 exp(-0.3 r) is below 0.7 from r = 8.9 on, 10 exp(-0.2 r) from 13.3.
+    assert "10 ± 0" in read.cells and "16 ± 0" in read.cells
     assert "9 runs, 3 settings, 2 methods, 1 ended in non-finite values" in read.text
     assert "fewest runs that end in non-finite values, then the smallest final error" in read.text
     words = {
@@ -225,9 +229,13 @@ def test_the_pointer_shows_values_and_a_click_hides_a_line(browser):
         " const b = c.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2}})()"
     )
     browser._ask("Input.dispatchMouseEvent", type="mouseMoved", **box)
-    wait(browser, "document.getElementById('at').innerText.startsWith('rounds: ')", True)
-    # The middle is near round 10: 0.5 + 11 / 60.
-    assert browser.run(LEGEND)[0] == ["CDMA", "0.6833 ± 0.017", "true"]
+    wait(browser, "document.getElementById('at').innerText", "rounds: 10")  # nearest to the middle
+    # 0.5 + 11 / 60 in round 10; FGDA was evaluated in round 8: 0.5 + 9 / 50.
+    texts = [text for _, text, _ in browser.run(LEGEND)]
+    assert texts == ["0.6833 ± 0.017", "0.6800 ± 0.020 at 8", "0.6800 (0.664 to 0.696) at 8"]
+    browser.run("showValues(12.4)")
+    assert browser.run("document.getElementById('at').innerText") == "rounds: 12"
+    assert browser.run(LEGEND)[0][1] == "0.6833 ± 0.017 at 10"
     visible = "shown.lines.map(line => line.parts.every(part => part.visible))"
     browser.click("document.querySelectorAll('.legend button')[1]")
     assert browser.run(visible) == [True, False, True] and browser.run(LEGEND)[1][2] == "false"
@@ -284,4 +292,4 @@ def test_names_with_dollars_do_not_load_mathjax(tmp_path):
 
 def test_the_page_fits_a_narrow_screen(browser):
     browser.resize(375, 800)
-    assert browser.run("document.documentElement.scrollWidth") <= 375
+    wait(browser, "document.documentElement.scrollWidth <= 375", True)  # the chart is drawn again

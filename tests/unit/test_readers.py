@@ -130,6 +130,31 @@ def test_missing_cifar_batches_cause_a_warning(tmp_path):
         BATCHES(tmp_path)
 
 
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_binary_cifar_batches(tmp_path, label_bytes):
+    binary = dataclasses.replace(BATCHES, sizes=(3, 2), label_bytes=label_bytes)
+    (tmp_path / "colours").mkdir()
+    for seed, (name, count) in enumerate({"one": 3, "two": 3, "test": 2}.items()):
+        labels = np.column_stack([np.full(count, 9), np.arange(count)])[:, -label_bytes:].astype(np.uint8)
+        records = np.concatenate([labels, pixels(count, 3072, seed=seed)], axis=1)
+        (tmp_path / f"colours/{name}.bin").write_bytes(records.tobytes())
+    images = binary(tmp_path)
+    stored = np.concatenate([pixels(3, 3072), pixels(3, 3072, seed=1)]).reshape(6, 3, 32, 32)
+    np.testing.assert_array_equal(images.train[:].numpy(), scaled(stored))
+    assert images.train_labels.tolist() == 2 * [0, 1, 2] and images.test_labels.tolist() == [0, 1]
+    assert sorted(images.files) == ["one.bin", "test.bin", "two.bin"]
+    cut = (tmp_path / "colours/test.bin").read_bytes()[:-1]
+    (tmp_path / "colours/test.bin").write_bytes(cut)
+    size = 3072 + label_bytes
+    with pytest.raises(
+        DataError, match=f"test.bin: expected .* 2 records of {size} bytes, found {2 * size - 1} bytes"
+    ):
+        binary(tmp_path)
+    (tmp_path / "colours/test.bin").write_bytes(bytes([7]) * 2 * size)
+    with pytest.raises(DataError, match="expected labels from 0 to 3, found 7"):
+        binary(tmp_path)
+
+
 class Malicious:
     """Creates a folder when it is unpickled."""
 

@@ -13,6 +13,7 @@ from mpifed.problems import AffineGame, Saddle
 from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.settings import ExecutionOptions
 from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.stationarity import StationarityOptions
 
 COMM = SerialComm()
 DOUBLE = {"dtype": "float64"}
@@ -67,9 +68,9 @@ def test_settings_are_validated_like_a_job(problem, method, settings, error):
         mpifed.Simulation(problem(clients=4), method(K=1, eta=0.1), **settings)
 
 
-def evaluated(folder="run", q=1, batch_size=2, cohort=None, **run) -> mpifed.Config:
+def evaluated(folder="run", q=1, batch_size=2, cohort=None, rounds=70, **run) -> mpifed.Config:
     return mpifed.Config.from_table({
-        "rounds": 70,
+        "rounds": rounds,
         "algorithm": {"name": "LocalSGDA", "q": q, "eta_x": 0.1, "eta_y": 0.1},
         "problem": {"name": "DeepAUC", "dataset": "digits", "model": "linear", "clients": 10},
         "oracle": {"batch_size": batch_size},
@@ -81,13 +82,24 @@ def evaluated(folder="run", q=1, batch_size=2, cohort=None, **run) -> mpifed.Con
 @pytest.mark.parametrize("settings, expected", [
     (dict(), 60),  # 359 held-out rows; a round's 20 gradients take the time of 60 rows, a tenth of which is 6
     (dict(q=3), 20),
-    (dict(batch_size=200), 10),
+    (dict(batch_size=200), 3),  # 70 rounds: 20 points
+    (dict(batch_size=200, rounds=19), 1),
+    (dict(batch_size=200, rounds=1000), 10),
     (dict(batch_size=20, cohort=2), 30),
-    (dict(batch_size=0), 10),
-    (dict(eval_every=3), 3),
+    (dict(batch_size=0), 3),
+    (dict(eval_every=3, batch_size=2), 3),
 ])  # fmt: skip
-def test_the_evaluation_interval_follows_from_scored_rows_and_rows_of_gradients(settings, expected):
-    assert evaluation_interval(evaluated(**settings), 359) == expected
+def test_the_evaluation_interval_follows_from_rounds_scored_rows_and_rows_of_gradients(settings, expected):
+    assert evaluation_interval(evaluated(**settings), {"test": 359}) == expected
+
+
+def test_the_evaluation_interval_of_full_gradients_and_of_measures():
+    # 3235 rows are scored in the time of 1079 gradients; a round has 1438, a tenth of which is 144.
+    config = evaluated(batch_size=0)
+    rows = {"test": 359, "train": 1438, "clients": 1438}
+    assert evaluation_interval(config, rows) == 8
+    measured = config.model_copy(update={"measures": StationarityOptions(of=("phi",))})
+    assert evaluation_interval(measured, {"test": 359}) == 10
 
 
 def test_a_run_counts_the_scored_rows(tmp_path):

@@ -119,9 +119,30 @@ def test_a_plugin_is_named_by_its_class():
 def test_plugins_with_the_same_class_name_are_distinguished():
     assert named("a.py:Mine", "b.py:Mine", "FGDA") == ["Mine-a", "Mine-b", "FGDA"]
     assert named("pack.a:Mine", "FGDA", "own.py:FGDA") == ["Mine", "FGDA", "FGDA-own"]
-    alike = named("x/a.py:Mine", "y/a.py:Mine")
-    assert len({*alike}) == 2 and all(name.startswith("Mine-") and "a.py" not in name for name in alike)
-    assert alike[::-1] == named("y/a.py:Mine", "x/a.py:Mine")
+    assert named("x/a.py:Mine", "./y/a.py:Mine") == ["Mine-x.a", "Mine-y.a"]
+    assert named("/m/a.py:Mine", "a.py:Mine") == ["Mine-m.a", "Mine-a"]
+    forms = named("../a.py:Mine", "./a.py:Mine")  # the paths differ in their form only
+    assert len({*forms}) == 2 and all(name.startswith("Mine-") for name in forms)
+
+
+def test_a_hyperparameter_of_some_runs_of_a_method_is_in_their_names():
+    methods = [
+        {"name": "FGDA", "gamma": 0.1},
+        {"name": "FGDA", "gamma": 0.2, "alpha": 0.5},
+        {"name": "CDMA", "K": 5},
+    ]
+    assert folder_names(expand({"algorithm": methods})) == [
+        "FGDA,gamma=0.1",
+        "FGDA,gamma=0.2,alpha=0.5",
+        "CDMA",
+    ]
+
+
+def test_a_file_of_a_setting_is_not_in_a_name():
+    assert folder_names(expand({"problem.dataset": ["./data.py:mine", "digits"]})) == [
+        "dataset=mine",
+        "dataset=digits",
+    ]
 
 
 @pytest.mark.parametrize("overrides, says", [

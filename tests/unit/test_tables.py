@@ -12,7 +12,7 @@ from runfiles import decay, write
 
 from mpifed.report import tables
 from mpifed.report.comparison import Rule, settings_of
-from mpifed.report.labels import labels, run_names, setting_cells
+from mpifed.report.labels import labels, run_names, setting_cells, whole_setting_cells
 from mpifed.report.page import page
 from mpifed.report.statistics import MeanStd
 from mpifed.storage.results import load
@@ -109,6 +109,23 @@ def test_equal_names_of_settings_in_several_methods_share_no_column(tmp_path):
     assert each == {"settings": "", "algorithm.q": 4, "problem.clients": 0}, "q belongs to the task"
     alone = [one for one in found if one.name == "FGDA"]
     assert [*setting_cells(alone, Rule())[alone[0]]] == ["algorithm.eta", "problem.clients"]
+
+
+def test_the_best_setting_of_a_method_has_all_of_its_hyperparameters(tmp_path):
+    """A comparison of tuned methods has one setting per method, in which no hyperparameter varies."""
+    constant, cosine = {"name": "constant", "value": 0.5}, {"name": "cosine", "scale": 0.1}
+    for method, algorithm in {
+        "FGDA": {"q": 4, "eta": constant, "matrix": {"name": "adam", "rho": 0.1}},
+        "CDMA": {"eta": cosine, "p": None},
+    }.items():
+        for seed in range(2):
+            config = {"seed": seed, "algorithm": algorithm}
+            write(tmp_path / f"{method}{seed}", method, config=config, error=decay(0.1))
+    found = settings(*sorted(tmp_path.iterdir()))
+    texts = ["eta=cosine, eta.scale=0.1", "q=4, eta=0.5, matrix=adam, matrix.rho=0.1"]
+    assert [cells["settings"] for cells in whole_setting_cells(found, Rule()).values()] == texts
+    text = page(found, found, Rule())
+    assert all(f">{words}</td>" in text for words in texts)
 
 
 def test_costs_are_means_over_seeds(tmp_path):

@@ -99,9 +99,7 @@ def test_exported_weights_predict_the_same_as_the_problem(tmp_path, monkeypatch,
     assert export(tmp_path / "run", tmp_path / "m.safetensors")[0] == 0
     problem = mpifed.problems.DeepAUC(dataset="padded", model=LeNet5(), clients=3)
     problem.prepare(0)
-    block, prefix = ("z", "x.") if name == "LSGD" else ("x", "")
-    x = {key: result.parameters[block][prefix + key] for key in problem.variables()["x"]}
-    expected = problem.predict(x, {}, slice(0, problem.test_rows))
+    expected = problem.predict(result.parameters["x"], {}, slice(0, problem.test_rows))
     module = mpifed.load(tmp_path / "run").model()
     module.load_state_dict(load_file(tmp_path / "m.safetensors"))
     with torch.no_grad():

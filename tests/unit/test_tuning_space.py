@@ -186,3 +186,14 @@ def test_tasks_and_settings_that_all_methods_share(job):
     )
     twice = tuning(job, ["tune.methods=[{name='FGDA', q=2}, {name='FGDA', q=4}, {name='LocalSGDA', q=2}]"])
     assert [study.method for study in twice.studies] == ["FGDA,q=2", "FGDA,q=4", "LocalSGDA,q=2"]
+
+
+def test_a_plugin_is_named_by_its_class(tmp_path):
+    """Names of methods are names of folders below run.out."""
+    file, job = tmp_path / "mine.py", tmp_path / "job.toml"
+    file.write_text("from mpifed.algorithms import LocalSGDA\n\nclass Mine(LocalSGDA):\n    pass\n")
+    mine = JOB.replace('name = "FGDA"', f'name = "{file}:Mine"')
+    job.write_text(mine)
+    assert [study.method for study in tuning(job).studies] == ["Mine"]
+    job.write_text(mine + '[[tune.methods]]\nname = "LocalSGDA"\nq = 2\n')
+    assert [study.method for study in tuning(job).studies] == ["Mine", "LocalSGDA"]

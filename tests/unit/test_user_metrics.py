@@ -112,7 +112,7 @@ def test_metrics_as_python_functions():
     ("./none.py:x", "there is no file ./none.py"),
     ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
     ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
-    ("accuracy", r'expected "./file.py:name" of a function of .*got \'accuracy\''),
+    ("accuracy", r'unknown metric \'accuracy\': .*average_precision.*"./file.py:Name", a function of'),
     ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
 ])  # fmt: skip
 def test_invalid_metrics_are_rejected(file, named, words):

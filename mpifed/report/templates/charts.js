@@ -72,18 +72,22 @@ function draw(plot, line, axis) {
   line.parts = parts;
 }
 
-// Shows the values of all lines at the evaluation nearest to a cost.
-function showValues(at) {
+// The index of the value nearest to another.
+const nearest = (values, other) => values.reduce((best, one, i) => Math.abs(one - other) < Math.abs(values[best] - other) ? i : best, 0);
+
+// Shows the cost of the evaluation nearest to the pointer, and the values of all lines there. A line that was
+// not evaluated at this cost shows its nearest value, with the cost.
+function showValues(pointer) {
+  const costs = shown.lines.filter(line => !hidden.has(line.number)).flatMap(line => [...line.x]);
+  const at = pointer === null ? undefined : costs[nearest(costs, pointer)];
   for (const line of shown.lines) {
-    let nearest = 0;
-    line.x.forEach((one, i) => { if (Math.abs(one - at) < Math.abs(line.x[nearest] - at)) nearest = i; });
-    const middle = line.y[nearest], own = line.own;
-    const around = !own.deviation || own.deviation[nearest] === null ? "" : line.quantiles
-      ? ` (${own.low[nearest].toPrecision(3)} to ${own.high[nearest].toPrecision(3)})` : " ± " + own.deviation[nearest].toPrecision(2);
-    const text = middle === middle ? middle.toPrecision(4) + around : "–";
-    entries[line.number].querySelector("output").value = at === null ? "" : text;
+    const i = nearest(line.x, at), middle = line.y[i], own = line.own;
+    const around = !own.deviation || own.deviation[i] === null ? "" : line.quantiles
+      ? ` (${own.low[i].toPrecision(3)} to ${own.high[i].toPrecision(3)})` : " ± " + own.deviation[i].toPrecision(2);
+    const text = (middle === middle ? middle.toPrecision(4) + around : "–") + (line.x[i] === at ? "" : ` at ${line.x[i]}`);
+    entries[line.number].querySelector("output").value = at === undefined ? "" : text;
   }
-  document.getElementById("at").textContent = at === null ? "" : `${shown.label}: ${at.toPrecision(4)}`;
+  document.getElementById("at").textContent = at === undefined ? "" : `${shown.label}: ${at}`;
 }
 
 function hide() {
@@ -105,7 +109,7 @@ async function build() {
   const own = shown;
   entries.forEach((one, k) => { one.hidden = !lines.some(line => line.number === k); });
   hide();
-  plot.on_event("mousemove", event => showValues(event.x));
+  for (const name of ["mousemove", "tap"]) plot.on_event(name, event => showValues(event.x));
   plot.on_event("mouseleave", () => showValues(null));
   own.view = await Bokeh.Plotting.show(plot, chart);
   if (number !== builds) own.view.remove();

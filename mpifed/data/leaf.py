@@ -1,0 +1,140 @@
+"""Samples of users in the JSON format of LEAF (Caldas et al. 2018), such as FEMNIST and Shakespeare.
+
+A file contains ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A
+sample is a list of numbers (784 numbers are a grey image of 28 x 28 pixels) with a class number from 0, or a
+text with the character that follows it. A text is stored as the numbers of its characters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.base.errors import short_repr
+from mpifed.base.settings import hyperparameters
+from mpifed.data.samples import Labelled, expect_labels, owner_fields
+from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
+
+__all__ = ["LETTERS", "Leaf"]
+
+#: LEAF's characters in the order of their numbers.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+_NUMBERS = {letter: number for number, letter in enumerate(LETTERS)}
+_PIXELS, _IMAGE = 784, (1, 28, 28)
+
+#: Samples and labels of a user.
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@hyperparameters
+class Leaf:
+    """User-defined samples in LEAF's JSON files, train/*.json and test/*.json, such as FEMNIST and
+    Shakespeare. Users are the clients."""
+
+    path: str = Field(description="the folder that contains train and test, from the working folder")
+    users: int | None = Field(
+        default=None, ge=1, description="number of users, the first in the order of names; default: all"
+    )
+    classes: int | None = Field(
+        default=None,
+        ge=2,
+        description="number of classes; default: the characters of texts, otherwise the largest label + 1",
+    )
+
+    def __call__(self, data_dir: str | None = None) -> Labelled:
+        """Read the files.
+
+        Test samples are those of the users that have training samples; those of all users if LEAF has split
+        the users instead of their samples.
+
+        Raises:
+            DataError: a file is missing or damaged, samples differ in form, or a label is out of range.
+        """
+        source = Source("the data set", [Path(self.path)])
+        train, test = (_users(source, part) for part in ("train", "test"))
+        names = sorted(train)[: self.users]
+        if len(names) < (self.users or 1):
+            raise DataError(f"{self.path}: expected {self.users or 1} users in train, found {len(names)}")
+        tested = [user for user in names if user in test] or sorted(test)
+        if not tested:
+            raise DataError(f"{self.path}: expected samples in test, found none")
+        form = train[names[0]][0].shape[1:]
+        for part, users in ((train, names), (test, tested)):
+            if other := next((user for user in users if part[user][0].shape[1:] != form), None):
+                found = f"{part[other][0].shape[1:]} of the user {short_repr(other)}"
+                raise DataError(f"{self.path}: expected samples of shape {form}, found {found}")
+        samples, labels = _joined(train, names)
+        test_samples, test_labels = _joined(test, tested)
+        text = train[names[0]][0].dtype == np.uint8
+        largest = max(int(known.max()) for part in (train, test) for _, known in part.values())
+        classes = self.classes or (len(LETTERS) if text else max(2, largest + 1))
+        expect_labels(labels, classes, f"{self.path}, train")
+        expect_labels(test_labels, classes, f"{self.path}, test")
+        owners = np.repeat(np.array(names, dtype=object), [len(train[user][1]) for user in names])
+        return Labelled(
+            *(torch.from_numpy(samples), torch.from_numpy(labels)),
+            *(torch.from_numpy(test_samples), torch.from_numpy(test_labels)),
+            files=source.files,
+            class_names=[*LETTERS.replace("\n", "↵")] if text else [*map(str, range(classes))],
+            **owner_fields(owners, "user", np.arange(len(labels)), lambda _: self.path),
+        )
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def _joined(part: dict[str, Pair], users: list[str]) -> Pair:
+    samples, labels = zip(*(part[user] for user in users))
+    return np.concatenate(samples).astype(np.float32), np.concatenate(labels)
+
+
+def _users(source: Source, part: str) -> dict[str, Pair]:
+    """Return samples and labels of the users in the files of a split; users without samples are left out.
+
+    Raises:
+        DataError: there is no file, one is damaged, or a user is in two files.
+    """
+    folder = source.folders[0] / part
+    paths = [path for path in folder.glob("*.json*") if path.name.partition(".json")[2] in SUFFIXES]
+    names = sorted({f"{part}/{path.name.partition('.json')[0]}.json" for path in paths})
+    if not names:
+        raise DataError(f"{folder}: expected JSON files in LEAF's format, found none")
+    found: dict[str, Pair] = {}
+    expected = 'a JSON file in LEAF\'s format, {"user_data": {user: {"x": [...], "y": [...]}}}'
+    for name in names:
+        path, content = source.read(name, expected)
+        with parsing(path, expected):
+            for user, data in json.loads(bytes(content))["user_data"].items():
+                if user in found:
+                    raise ValueError(f"the user {short_repr(user)}, which is also in another file")
+                if data["x"]:
+                    found[user] = _pair(data["x"], data["y"], user)
+    return found
+
+
+def _pair(samples: list, labels: list, user: str) -> Pair:
+    """Return the samples of a user as an array, uint8 for texts, and the labels as int64.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    if len(samples) != len(labels):
+        raise ValueError(f"{len(samples)} samples and {len(labels)} labels of the user {short_repr(user)}")
+    if isinstance(samples[0], str):
+        return _letters(samples, user).astype(np.uint8), _letters(labels, user)[:, 0]
+    array = np.asarray(samples, dtype=np.float32)
+    if array.ndim != 2 or not all(type(label) is int for label in labels):
+        raise ValueError(
+            f"neither lists of numbers with whole labels nor texts of the user {short_repr(user)}"
+        )
+    return array.reshape(-1, *_IMAGE) if array.shape[1] == _PIXELS else array, np.array(labels)
+
+
+def _letters(texts: list[str], user: str) -> np.ndarray:
+    if unknown := sorted({letter for text in texts for letter in text} - {*LETTERS}):
+        raise ValueError(f"the character {unknown[0]!r} of the user {short_repr(user)}, which LEAF removes")
+    return np.array([[_NUMBERS[letter] for letter in text] for text in texts])
