@@ -1,5 +1,6 @@
 """The methods, one family per file."""
 
+from mpifed.algorithms.afl import AFL
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
@@ -42,6 +43,7 @@ ALGORITHMS = {
         FedNest, LFedNest,
         FLRA,
         LocalAMSGrad,
+        AFL,
         FedAvg, SCAFFOLD,
     )
 }

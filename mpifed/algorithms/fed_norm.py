@@ -51,6 +51,7 @@ class FedNormSGDA(Algorithm):
     example = {"tau": 4}
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "longest"
+    projects = "server"
     shared = Record(x="x", y="y")
     message = Record(gx="x", gy="y")
 

@@ -128,6 +128,9 @@ class Algorithm:
     composite: ClassVar[bool] = False
     #: False if the method does not project, so that problems with sets are refused.
     constrained: ClassVar[bool] = True
+    #: Where blocks are projected onto their sets: "clients" if the server averages points that clients have
+    #: projected, "server" if it averages steps, points outside of the sets or dual points, and then projects.
+    projects: ClassVar[str] = "clients"
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns. Empty: the

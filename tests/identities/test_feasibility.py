@@ -95,6 +95,7 @@ PROMISES = [
     *(Promise(name, dict(T=2, tau=2, alpha=0.05, beta=0.04)) for name in ("FedNest", "LFedNest")),
     Promise("FLRA", dict(tau=3, eta_1=0.05, eta_2=0.04)),
     Promise("LocalAMSGrad", STEPS),
+    Promise("AFL", dict(gamma_x=0.2, gamma_y=0.2)),
     Promise("LocalSGDA", dict(q=3, **RATES)),
     Promise("LocalSGDAPlus", dict(q=3, S=6, **RATES)),
     *(Promise("MomentumLocalSGDA", dict(q=3, average_start=start, **RATES)) for start in (False, True)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,16 @@ from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import Game, configuration, sizes, start_of, trace, trace_file
+from mixtures import LogCosh, losses_of
+from reference import agnostic, cross_device, variates
 from reference import composition_baselines as composed
-from reference import cross_device, variates
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
 from resumed import assert_path, assert_resumed
 
 from mpifed import Sets, run
 from mpifed.algorithms import (
+    AFL,
     CDMAADA,
     CDMANC,
     CDMAONE,
@@ -98,6 +101,7 @@ class Family:
     Attributes:
         bound: the problem with binding sets, and the options of the reference for these sets.
         partly: options for fewer sets, which give other points; by default no set.
+        noise: additive noise of the gradients; ``None`` if the reference has losses and gradients on samples.
     """
 
     problem: Callable
@@ -106,6 +110,7 @@ class Family:
     project: dict
     partly: list = field(default_factory=lambda: [{}])
     record: tuple = ("x", "y")
+    noise: Any = NOISE
 
 
 def on_game(reference, cohorts, weights, /, **settings):
@@ -134,6 +139,12 @@ def on_chain(kind):
     return call
 
 
+def on_mixture(reference, cohorts, weights, /, **settings):
+    problem = prepared(LogCosh(clients=CLIENTS))
+    losses = losses_of(problem, SEED, BATCH)
+    return reference(*losses, *start_of(problem, SEED), cohorts, weights, **settings)
+
+
 free = cross_device.free
 MINIMAX = Family(
     Game,
@@ -154,6 +165,10 @@ ASCENT = Family(
 HALF = Family(Half, on_half, InASet, {"project": OUTER}, record=("x",))
 CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
+)
+
+MIXTURE = Family(
+    LogCosh, on_mixture, lambda clients: LogCosh(clients=clients, set_x=X), {"project_x": X}, noise=None
 )
 
 
@@ -262,6 +277,7 @@ CASES = {
         MINIMAX, LocalAMSGrad, cross_device.local_amsgrad,
         dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
     ),
+    "AFL": Case(MIXTURE, AFL, agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
     **minimax("sagda", SAGDA, GLOBAL, GLOBAL | dict(variates="stored"), module=variates),
     **minimax(
         "scaffold_minimax", SCAFFOLD, *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
@@ -390,7 +406,14 @@ def job(case, out, problem=None, **changes):
     changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
     problem = problem or case.family.problem(clients=CLIENTS)
     config = configuration(
-        case.algorithm(), problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, **changes
+        case.algorithm(),
+        problem,
+        out,
+        seed=SEED,
+        rounds=ROUNDS,
+        batch_size=BATCH,
+        noise=case.family.noise,
+        **changes,
     )
     return config.model_copy(update={"record": case.family.record})
 

@@ -58,6 +58,7 @@ METHODS = {
     "LFedNest": (NEST, dict(alpha=0, beta=0)),
     "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
     "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
+    "AFL": (dict(gamma_x=0.01, gamma_y=0.01), dict(gamma_x=0, gamma_y=0)),
     "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
     "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
     "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
@@ -95,6 +96,8 @@ SETTINGS = {
     "AffineShift": dict(clients=3, dataset="digits", model="linear", diagonal=True),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
+    "ClientMixture": dict(clients=3, dataset="digits", model="linear", rho=0.1),
+    "QuadraticMixture": dict(clients=4, d=3, rho=0.5),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
     "LinearMAML": dict(clients=3),
     "SinusoidMAML": dict(clients=3, samples=6, model={"name": "mlp", "hidden": [3]}, tests=2),
@@ -129,6 +132,8 @@ def fits(method_name: str, problem_name: str) -> bool:
     """Return whether the method runs on the problem."""
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
     if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
+        return False
+    if PROBLEMS[problem_name].separate_coordinates and ALGORITHMS[method_name].projects != "server":
         return False
     if ours == "minimisation":
         return issubclass(PROBLEMS[problem_name], Minimisation)

@@ -9,6 +9,7 @@ from fields import Chain, P
 from games import DX, DY, Game, configuration
 
 from mpifed.algorithms import (
+    AFL,
     ALGORITHMS,
     CDMAADA,
     CDMANC,
@@ -167,6 +168,7 @@ COSTS = {
     ),
     "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
+    "AFL": (AFL(gamma_x=0.01, gamma_y=0.01), Game, D, D, 1, 1),  # a mixture sends all coordinates of y
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
 }  # fmt: skip
 
