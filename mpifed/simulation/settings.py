@@ -182,12 +182,11 @@ class SimulationSettings(Strict, BaseModel):
                 f"problem: expected one of {suitable}"
             )
         if problem.separate_coordinates and algorithm.projects != "server":
-            change = "algorithm.projection = 'server', or " if hasattr(algorithm, "projection") else ""
             suitable = join_names(n for n, c in ALGORITHMS.items() if c.projects == "server")
             raise ValueError(
                 f"{method} averages points that clients have projected, but the clients of {name} see "
-                "different coordinates of y, so that it would solve another problem: expected "
-                f"{change}a method that projects at the server, one of {suitable}"
+                "different coordinates of y, so that it would solve another problem. For a method that "
+                f"projects at the server, expected one of {suitable}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
