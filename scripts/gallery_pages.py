@@ -24,7 +24,7 @@ ABSENT = {
     "FewShotMAML": "in a pilot with digits, 24 rounds did not improve the accuracy",
 }
 #: Methods that are special cases of others → these methods. They need not be on a page.
-SPECIAL_CASES = {"AFL": "FedNormSGDA"}
+SPECIAL_CASES = {"AFL": "FedNormSGDA", "FedGDAGT": "SAGDA", "KGTMinimax": "SAGDA", "STEM": "FGDA"}
 INDEX = f"""{MARK}
 
 # Gallery

@@ -17,13 +17,13 @@ from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
 from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
 from mpifed.algorithms.fedavg import FedAvg
 from mpifed.algorithms.fednest import FedNest, LFedNest
-from mpifed.algorithms.fgda import FGDA, AdaFGDA
+from mpifed.algorithms.fgda import FGDA, STEM, AdaFGDA
 from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
-from mpifed.algorithms.variates import SAGDA, SCAFFOLD
+from mpifed.algorithms.variates import SAGDA, SCAFFOLD, FedGDAGT, KGTMinimax
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
 
 #: Every method by name.
@@ -38,13 +38,13 @@ ALGORITHMS = {
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
         LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,
         FedSGDAPlus, FedSGDAM, FedNormSGDA, FedNormSGDAPlus,
-        SAGDA, CODAPlus, CODASCA,
+        SAGDA, FedGDAGT, KGTMinimax, CODAPlus, CODASCA,
         CDMANC, CDMAONE, CDMAADA,
         FedNest, LFedNest,
         FLRA,
         LocalAMSGrad,
         AFL,
-        FedAvg, SCAFFOLD,
+        FedAvg, SCAFFOLD, STEM,
     )
 }
 

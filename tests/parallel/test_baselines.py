@@ -22,6 +22,7 @@ from reference import agnostic, cross_device, variates
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
+from reference.stem import stem
 from resumed import assert_path, assert_resumed
 
 from mpifed import Sets, run
@@ -34,15 +35,18 @@ from mpifed.algorithms import (
     FLRA,
     SAGDA,
     SCAFFOLD,
+    STEM,
     CODAPlus,
     ComFedL,
     FedAvg,
+    FedGDAGT,
     FedNest,
     FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
     FedSGDAM,
     FedSGDAPlus,
+    KGTMinimax,
     LFedNest,
     LocalAMSGrad,
     LocalMOML,
@@ -174,7 +178,10 @@ MIXTURE = Family(
 
 @dataclass
 class Case:
-    """A method, its reference and settings; ``theirs`` are those of the reference where they differ."""
+    """A method, its reference and settings; ``theirs`` are those of the reference where they differ.
+
+    With ``everybody``, all clients participate, as the reference has no cohorts.
+    """
 
     family: Family
     method: type | Callable
@@ -183,6 +190,7 @@ class Case:
     theirs: dict = field(default_factory=dict)
     resumed: bool = False
     sets: bool = False
+    everybody: bool = False
 
     def algorithm(self):
         return self.method(**self.settings)
@@ -201,7 +209,7 @@ class Case:
         return np.array([torch.cat(point).numpy() for point in path])
 
     def cohort(self, size):
-        return size if self.algorithm().partial_participation else None
+        return size if self.algorithm().partial_participation and not self.everybody else None
 
 
 CDMA, NEST = dict(K=3, eta_x=0.05, eta_y=0.04), dict(tau=2, alpha=0.04, beta=0.06)
@@ -278,7 +286,17 @@ CASES = {
         dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
     ),
     "AFL": Case(MIXTURE, AFL, agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
-    **minimax("sagda", SAGDA, GLOBAL, GLOBAL | dict(variates="stored"), module=variates),
+    **minimax(
+        "sagda", SAGDA, GLOBAL, GLOBAL | dict(full_batch=True),
+        GLOBAL | dict(variates="stored", projection="server"), GLOBAL | dict(variates="stored"),
+        module=variates,
+    ),
+    **minimax("fedgda_gt", FedGDAGT, dict(K=3, eta_xl=0.05, eta_yl=0.05), module=variates),
+    **minimax("kgt_minimax", KGTMinimax, GLOBAL, module=variates, everybody=True),
+    "STEM": Case(
+        HALF, STEM, stem, dict(q=3, eta=POWER | {"scale": 0.1}, beta=0.3),
+        dict(eta=power(0.1), beta=constant(0.3)), True, True,
+    ),
     **minimax(
         "scaffold_minimax", SCAFFOLD, *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
         module=variates,

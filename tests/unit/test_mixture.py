@@ -126,6 +126,7 @@ ONE_STEP = {
     "SmoothedGDA": RATES,
     "ExtraSGD": dict(eta=0.05),
     "FedDualAvg": dict(K=1, eta_c=0.05),
+    "FedGDAGT": dict(K=1, eta_xl=0.05, eta_yl=0.05),
 }
 
 
