@@ -1,7 +1,9 @@
 """The methods, one family per file."""
 
+from mpifed.algorithms.adaseg import LocalAdaSEG
 from mpifed.algorithms.afl import AFL
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
+from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.composition_baselines import (
@@ -22,6 +24,8 @@ from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
+from mpifed.algorithms.memory import MIFA, FedVARP
+from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD, FedGDAGT, KGTMinimax
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
@@ -45,6 +49,10 @@ ALGORITHMS = {
         LocalAMSGrad,
         AFL,
         FedAvg, SCAFFOLD, STEM,
+        FedVARP, MIFA,
+        LocalAdaSEG,
+        FATClipping, Bi2Clip,
+        ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )
 }
 

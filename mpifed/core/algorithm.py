@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 from mpifed.base.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, Stored, WithinRound
 from mpifed.core.sets import Sets
+from mpifed.core.streams import Stream
 
 __all__ = [
     "Algorithm",
@@ -88,6 +89,7 @@ class Now:
         sets: the problem's sets; ``now.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
         prox: proximal map of φ in a variational inequality, as ``oracle.prox``; otherwise ``None``.
+        address: seed of the run, and number of the round including rounds without participating clients.
     """
 
     round: int
@@ -98,11 +100,24 @@ class Now:
     unbiased: bool
     sets: Sets
     blocks: Blocks
-    prox: Any = None
+    prox: Any
+    address: tuple[int, int]
 
     def step(self, k: int) -> int:
         """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps."""
         return (self.round - 1) * self.steps + k
+
+    def stream(self, purpose: str, clients=(0,), count: int = 1) -> Stream:
+        """Return random numbers of this round, the same in every call and on every rank.
+
+        Args:
+            purpose: name that distinguishes the streams of a method.
+            clients: client numbers ``[C]`` with different numbers each, such as ``oracle.client``; by default
+                one row of numbers for all clients.
+            count: number of samples per client.
+        """
+        seed, round = self.address
+        return Stream(seed, f"method/{purpose}", clients, round, count)
 
 
 class Algorithm:

@@ -16,7 +16,7 @@ from pydantic import Field
 from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.numerics import where_finite
 
-__all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
+__all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction", "clip"]
 
 Shapes = dict[str, tuple[int, ...]]
 NormOver = Literal["block", "tensor"]
@@ -39,6 +39,16 @@ def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
     return _map_parameters(
         u, shapes, lambda part, _: torch.linalg.vector_norm(part, dim=-1, keepdim=True).expand_as(part)
     )
+
+
+def clip(u: torch.Tensor, tau: float, norms: torch.Tensor | None = None) -> torch.Tensor:
+    """Return min(1, τ / ‖u‖) u.
+
+    Args:
+        norms: norms of u, broadcastable to ``u``; default: the norm of each row.
+    """
+    norms = _norms(u, {}, "block") if norms is None else norms
+    return u * torch.where(norms > tau, tau / norms, 1.0)
 
 
 @hyperparameters
@@ -72,8 +82,7 @@ class Clip:
     )
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-        norms = _norms(u, shapes, self.norm_over)
-        return u * (self.tau / norms.clamp(min=self.tau))
+        return clip(u, self.tau, _norms(u, shapes, self.norm_over))
 
 
 @hyperparameters

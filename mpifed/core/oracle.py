@@ -140,6 +140,11 @@ class Oracle:
         """The sample that consists of all data of each client, without noise: gives exact local gradients."""
         return Sample()
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Number of rows of each client's data, ``[C]``; 0 if the problem generates its samples."""
+        return self.sampler.sizes[self._positions]
+
     def steps(self, tau) -> Iterator[torch.Tensor]:
         """Iterate over the local steps of clients with different numbers of steps.
 

@@ -192,7 +192,7 @@ class Rounds:
             r - self.skipped, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
             self.coordinator.cohort_weight(cohort), self.coordinator.participants.unbiased,
             self.problem.sets, self.executor.oracle.blocks,
-            getattr(self.problem, "phi", None),
+            getattr(self.problem, "phi", None), (self.config.seed, r),
         )  # fmt: skip
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:

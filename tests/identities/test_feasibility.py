@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from bounded import Watched
+from everything import method
 from games import DX, configuration
 from identity_games import Plain, PlainMinimisation, path
 
@@ -20,7 +21,7 @@ from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError
 from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
 
 #: Largest distance of a projected point from its set: a few roundings of coordinates below 1.
@@ -82,9 +83,11 @@ PROMISES = [
     ),
     Promise("ExtraSGD", dict(eta=0.1, b=2)),
     Promise("ExtraStepLocalSGD", DUAL),
+    Promise("LocalAdaSEG", dict(K=3, G_0=1.0, D=1.0)),
     Promise("FedDualAvg", dict(K=3, eta_c=0.05, eta_s=1.4)),
     *(Promise("FeDualEx", dict(K=3, eta_c=0.05, eta_s=1.4, shadow=shadow)) for shadow in (True, False)),
     Promise("FSGDA", GLOBAL),
+    *(Promise("FATClipping", GLOBAL | {"lam": 50.0, "per": per}) for per in ("iteration", "round")),
     Promise("FESSGDA", GLOBAL | {"p": 2.0, "beta": 0.3}),
     *(Promise("SmoothedGDA", CENTRAL | {"alternating": alternating}) for alternating in (False, True)),
     Promise("SAGDA", GLOBAL | {"variates": "stored", "projection": "server"}, ""),
@@ -121,6 +124,7 @@ OF_X = {
     "FedNestComposition": dict(T=1, tau=2, alpha=0.3, beta=0.5, recompute_jacobian=True),
     "FedAvg": dict(K=2, eta=0.3, eta_g=1.4),
     "STEM": dict(q=2, eta=0.3),
+    "Bi2Clip": dict(K=2, eta=0.3, u=5.0, u_g=2.0, eta_g=1.4),
 }
 
 
@@ -248,5 +252,16 @@ def test_problems_without_y(name):
     assert gaps[0] < ROUNDING and gaps[1] > VISIBLE, gaps
 
 
+#: Methods that would ignore sets.
+REFUSING = [name for name, cls in ALGORITHMS.items() if not cls.constrained]
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_methods_that_do_not_project_refuse_sets(name):
+    config = configuration(method(name), Watched(set_x=BOX), "unused")
+    with pytest.raises(CollectiveError, match=f"{name} would ignore its set of"):
+        Simulation.from_settings(config, SerialComm())
+
+
 def test_every_method_has_a_row():
-    assert {promise.method for promise in PROMISES} | {*OF_X} == {*ALGORITHMS}
+    assert {promise.method for promise in PROMISES} | {*OF_X, *REFUSING} == {*ALGORITHMS}

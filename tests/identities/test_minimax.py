@@ -17,6 +17,7 @@ from identity_games import (
     ROUNDING,
     VISIBLE,
     Affine,
+    Scaled,
     Started,
     Swapped,
     Timed,
@@ -34,9 +35,13 @@ from mpifed.algorithms import (
     FGDA,
     FLRA,
     FSGDA,
+    MIFA,
     SAGDA,
     SCAFFOLD,
+    Bi2Clip,
     CODAPlus,
+    ExtraStepLocalSGD,
+    FATClipping,
     FedAvg,
     FedGDAGT,
     FedNest,
@@ -45,15 +50,20 @@ from mpifed.algorithms import (
     FedSGDAClip,
     FedSGDAM,
     FedSGDAPlus,
+    FedVARP,
     KGTMinimax,
     LFedNest,
+    LocalAdaSEG,
     LocalAMSGrad,
     LocalSGDA,
     LocalSGDAPlus,
     MomentumLocalSGDA,
+    ProxSkipLSVRGDAFL,
+    ProxSkipVIPFL,
     SmoothedGDA,
 )
 from mpifed.base.settings import title
+from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -243,6 +253,67 @@ IDENTITIES = {
     ),
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
+    ),
+    "FAT-Clipping that clips nothing": Identity(
+        [FATClipping(**GLOBAL, lam=1e9, per=per) for per in ("iteration", "round")],
+        FSGDA(**GLOBAL),
+        [FATClipping(**GLOBAL, lam=1.0, per=per) for per in ("iteration", "round")],
+        SAMPLED,
+        Game(clients=5),
+    ),
+    "FAT-Clipping of one local step": Identity(
+        [FATClipping(**GLOBAL | {"K": 1}, lam=1.0, per="round")],
+        FATClipping(**GLOBAL | {"K": 1}, lam=1.0),
+        runs=SAMPLED,
+        problem=Game(clients=5),
+    ),
+    "FAT-Clipping per iteration": Identity(
+        [],
+        FATClipping(**GLOBAL, lam=1.0),
+        [FATClipping(**GLOBAL, lam=1.0, per="round"), FATClipping(**GLOBAL, lam=3.0, per="round")],
+    ),
+    "Bi²Clip without bounds": Identity(
+        [Bi2Clip(K=K, eta=ETA, u=float("inf"), u_g=float("inf"), eta_g=0.8)],
+        FedAvg(K=K, eta=ETA, eta_g=0.8),
+        [
+            Bi2Clip(K=K, eta=ETA, u=0.5, u_g=float("inf"), eta_g=0.8),
+            Bi2Clip(K=K, eta=ETA, u=float("inf"), u_g=0.02, eta_g=0.8),
+            Bi2Clip(K=K, eta=ETA, u=9.0, d=1.5, u_g=9.0, eta_g=0.8),
+        ],
+        SAMPLED,
+        Half(),
+    ),
+    "FedVARP and MIFA with all clients": Identity(
+        [FedVARP(K=K, eta=ETA), MIFA(K=K, eta=ETA), MIFA(K=K, eta=ETA, initial_memory="zero")],
+        FSGDA(**EQUAL | dict(eta_xg=1.0, eta_yg=1.0)),
+        [FedVARP(K=K, eta=ETA, eta_g=0.8)],
+    ),
+    "the first round of FedVARP": Identity(
+        [FedVARP(K=K, eta=ETA, eta_g=0.8)],
+        FSGDA(**EQUAL),
+        [MIFA(K=K, eta=ETA)],
+        ({"cohort": 2, "rounds": 1},),
+    ),
+    "ProxSkip-VIP-FL with a fixed period": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K, period="fixed")],
+        SCAFFOLD(K=K, eta_l=ETA),
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K), LocalSGDA(q=K, eta_x=ETA, eta_y=ETA)],
+        ({}, {"weights": "samples"}),
+    ),
+    "Scaffnew with a fixed period": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1 / K, period="fixed")], SCAFFOLD(K=K, eta_l=ETA), problem=Half()
+    ),
+    "ProxSkip-VIP-FL with p = 1": Identity(
+        [ProxSkipVIPFL(gamma=ETA, p=1.0)],
+        LocalSGDA(q=1, eta_x=ETA, eta_y=ETA),
+        [ProxSkipVIPFL(gamma=ETA, p=0.4)],
+    ),
+    "ProxSkip-L-SVRGDA-FL without noise": Identity(
+        [ProxSkipLSVRGDAFL(gamma=ETA, p=0.4, q=0.3)],
+        ProxSkipVIPFL(gamma=ETA, p=0.4),
+        [ProxSkipLSVRGDAFL(gamma=ETA, p=0.4, q=0.3, large_batch=2)],
+        left=EXACT,
+        right=EXACT,
     ),
     "FedNest on identical clients": Identity(
         [FedNest(**NEST)], LFedNest(**NEST), [FedNest(**NEST | {"T": 1})], ({},), Identical(), EXACT, EXACT
@@ -460,3 +531,101 @@ def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(met
     for variates, gradients in zip((simulation.clients.cx, simulation.clients.cy), own):
         torch.testing.assert_close(variates, torch.cat(gradients), rtol=0, atol=1e-9)
         assert torch.cat(gradients).norm(dim=1).min() > VISIBLE
+
+
+@pytest.mark.parametrize("per", ["iteration", "round"])
+def test_fat_clipping_bounds_the_steps(per):
+    """A factor 4 of f in the threshold and in 1/η changes exponents only, so not a bit changes."""
+    settings = GLOBAL | dict(eta_yg=1.3)
+    tiny = 0.01  # below every norm
+    points = path(FATClipping(**settings, lam=tiny, per=per), Game(), cohort=1)
+    steps = np.linalg.norm(np.diff(points[:, :DX], axis=0), axis=1)
+    bound = 1.3 * 0.05 * tiny * (K if per == "iteration" else 1)
+    assert (steps <= bound * (1 + ROUNDING)).all() and (steps > 0.9 * bound).all()
+    scaled = settings | dict(eta_xl=0.05 / 4, eta_yl=0.04 / 4)
+    left = path(FATClipping(**settings, lam=1.0, per=per), Game())
+    right = path(
+        FATClipping(**scaled, lam=4.0, per=per), Scaled(factor=4.0), noise=Gaussian(scale=4 * NOISE.scale)
+    )
+    assert np.array_equal(left, right)
+
+
+def test_localadaseg_with_a_large_guess_is_extra_step_local_sgd():
+    """With D α / G_0 = η, the step sizes are η up to O(1 / G_0²)."""
+    right = path(ExtraStepLocalSGD(K=K, eta=ETA), Game())
+    gaps = [distance(path(LocalAdaSEG(K=K, G_0=G, D=ETA * G), Game()), right) for G in (1.0, 1e2, 1e3)]
+    assert gaps[0] > VISIBLE and gaps[2] == pytest.approx(gaps[1] / 100, rel=0.05)
+
+
+def test_localadaseg_does_not_depend_on_the_scale_of_f_and_its_steps_never_grow():
+    """A factor 4 changes exponents only, so not a bit changes."""
+    left, right, fixed = (
+        path(LocalAdaSEG(K=K, G_0=G, D=0.3), problem, noise=Gaussian(scale=scale))
+        for G, problem, scale in (
+            (2.0, Game(), 0.3), (8.0, Scaled(factor=4.0), 1.2), (2.0, Scaled(factor=4.0), 1.2),
+        )
+    )  # fmt: skip
+    assert np.array_equal(left, right) and distance(left, fixed) > VISIBLE
+    simulation = Simulation.from_settings(
+        configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused"), SerialComm()
+    )
+    simulation.start()
+    before = simulation.clients.squares.clone()
+    for _ in range(3):
+        simulation.step()
+        assert (simulation.clients.squares > before).all()
+        before = simulation.clients.squares.clone()
+
+
+def test_bi2clip_with_equal_bounds_moves_all_coordinates_by_equal_steps_and_never_settles():
+    def steps(**bounds):
+        method = Bi2Clip(K=K, eta=ETA, eta_g=0.5, **{"u": 100.0, "u_g": 100.0} | bounds)
+        return np.abs(np.diff(path(method, Half(), rounds=300, **EXACT), axis=0))
+
+    np.testing.assert_allclose(steps(u_g=0.04, d_g=0.04), 0.02, rtol=1e-10)  # rounding of the points
+    assert steps()[-1].max() < ROUNDING
+    with pytest.raises(ValueError, match="d_g: expected at most the upper bound 0.1, got 0.2"):
+        steps(u_g=0.1, d_g=0.2)
+    assert steps(d=0.2)[-20:].max() > VISIBLE and steps(d_g=0.02)[-20:].min() > VISIBLE
+
+
+@pytest.mark.parametrize("steps", [1, K])
+@pytest.mark.parametrize("cls, start", [(FedVARP, {}), (MIFA, {}), (MIFA, {"initial_memory": "zero"})])
+def test_memories_remove_the_variance_of_cohorts_and_not_the_drift(cls, start, steps):
+    """With cohorts, the limit is that of FSGDA with all clients: for one local step, the saddle point."""
+    game, local = Affine(common=False), dict(K=steps, eta_xl=0.02, eta_yl=0.02)
+    run = EXACT | dict(rounds=1000)
+    limit = path(FSGDA(**local), game, **run)[-1]
+    found = path(cls(K=steps, eta=0.02, **start), game, cohort=2, **run)
+    assert np.abs(found[-1] - limit).max() < 1e-11  # rounding of contracting rounds
+    assert np.ptp(path(FSGDA(**local), game, cohort=2, **run)[-50:], axis=0).max() > VISIBLE
+    gap = np.abs(limit - game.saddle().numpy()).max()
+    assert gap < 1e-11 if steps == 1 else gap > VISIBLE
+
+
+@pytest.mark.parametrize(
+    "method, batch_size, exact",
+    [
+        (ProxSkipVIPFL(gamma=ETA, p=0.3), 0, True),
+        (ProxSkipLSVRGDAFL(gamma=ETA, p=0.3), 1, True),
+        (ProxSkipVIPFL(gamma=ETA, p=0.3), 1, False),
+    ],
+    ids=["all rows", "variance-reduced rows", "rows"],
+)
+def test_proxskip_converges_to_the_saddle_and_to_the_clients_operators(method, batch_size, exact):
+    """Plain estimates on single rows keep their noise."""
+    config = configuration(
+        method, Affine(common=False), "unused", rounds=300, batch_size=batch_size, noise=None
+    ).model_copy(update={"record": ()})
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    for _ in range(300):
+        simulation.step()
+    game, z = simulation.problem.problem, simulation.problem.problem.saddle()
+    gap = float((simulation.point() - z).abs().max())
+    assert gap < 1e-11 if exact else gap > 10 * VISIBLE  # rounding, as for the variates above
+    if exact:
+        batches = [[column[None] for column in game.client_data(k)] for k in range(game.clients)]
+        gx, gy = zip(*(game.gradients(*z.split((DX, DY)), batch) for batch in batches))
+        values = torch.cat([torch.cat(gx), -torch.cat(gy)], dim=1)
+        torch.testing.assert_close(simulation.clients.h, values, rtol=0, atol=1e-9)

@@ -37,12 +37,14 @@ from mpifed.algorithms import (
     FedDualAvg,
     FedSGDAM,
     FeDualEx,
+    LocalAdaSEG,
     LocalDualExtrapolation,
     LocalSCGDM,
     LocalSGDA,
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
+    ProxSkipVIPFL,
 )
 from mpifed.base.settings import build
 from mpifed.core.noise import Gaussian
@@ -88,6 +90,10 @@ MINIMAX = {
     "FedNest": ("FedNest", dict(T=2, tau=3, alpha=0.05, beta=0.04), False),
     "LFedNest": ("LFedNest", dict(T=2, tau=3, alpha=0.05, beta=0.04), False),
     "LocalAMSGrad": ("LocalAMSGrad", STEPS, True),
+    "FedVARP": ("FedVARP", dict(K=3, eta=0.04, eta_g=0.9), True),
+    "MIFA": ("MIFA", dict(K=3, eta=0.04), True),
+    **{f"FATClipping {per}": ("FATClipping", GLOBAL | dict(lam=1.5, per=per), True)
+       for per in ("iteration", "round")},
     "LocalSGDAPlus": ("LocalSGDAPlus", dict(q=3, S=6, **RATES), False),
     "MomentumLocalSGDA": ("MomentumLocalSGDA", dict(q=3, **RATES, beta_x=0.5, beta_y=0.3), True),
     "MomentumLocalSGDAPlus": ("MomentumLocalSGDAPlus", dict(q=3, S=6, **RATES), False),
@@ -146,6 +152,8 @@ OPERATORS = {
     "LocalDualExtrapolation": LocalDualExtrapolation(K=3, eta=0.05),
     "FedDualAvg": FedDualAvg(K=3, eta_c=0.05),
     "FeDualEx": FeDualEx(K=3, eta_c=0.05),
+    "LocalAdaSEG": LocalAdaSEG(K=3, G_0=3.0, D=0.2),
+    "ProxSkipVIPFL": ProxSkipVIPFL(gamma=0.05, p=0.4),
 }
 COMPOSITIONS = {
     "MFCGD": MFCGD(q=3, gamma=0.06, eta=0.9, alpha=0.3, beta=0.6, varrho=0.45, C_g=0.8, C_f=0.5),
@@ -230,6 +238,7 @@ PERIODIC = {
     "CODASCA": (lambda q: CODASCA(K=q, eta=0.04, T=999, prox=0.0), Game, 1, 0, True),
     "LSGD": (lambda q: LSGD(K=q, eta=0.05), Field, 1, 0, True),
     "LESGD": (lambda q: LESGD(K=q, eta=0.05), Field, 2, 0, True),
+    "LocalAdaSEG": (lambda q: LocalAdaSEG(K=q, G_0=3.0, D=0.2), Field, 2, 0, True),
     "LIPPAX": (lambda q: LIPPAX(K=q, eta=0.05, H=2, L=3.0), Field, 3, 0, True),
     # Mirror maps count all steps, not those of a round.
     "LocalDualExtrapolation": (

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import drawn
 import numpy as np
 import pytest
 import torch
 from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
-from games import Game, configuration, sizes, start_of, trace, trace_file
+from games import DX, Game, configuration, sizes, start_of, trace, trace_file
 from mixtures import LogCosh, losses_of
-from reference import agnostic, cross_device, variates
+from reference import agnostic, clipping, cross_device, memory, proxskip, variates
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
@@ -33,11 +34,14 @@ from mpifed.algorithms import (
     CDMAONE,
     CODASCA,
     FLRA,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     STEM,
+    Bi2Clip,
     CODAPlus,
     ComFedL,
+    FATClipping,
     FedAvg,
     FedGDAGT,
     FedNest,
@@ -46,6 +50,7 @@ from mpifed.algorithms import (
     FedNormSGDAPlus,
     FedSGDAM,
     FedSGDAPlus,
+    FedVARP,
     KGTMinimax,
     LFedNest,
     LocalAMSGrad,
@@ -55,6 +60,8 @@ from mpifed.algorithms import (
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
+    ProxSkipLSVRGDAFL,
+    ProxSkipVIPFL,
 )
 from mpifed.core.noise import Gaussian
 from mpifed.core.participation import Participation
@@ -133,6 +140,25 @@ def on_half(reference, cohorts, weights, /, **settings):
     return reference(grad, x, FIXED, cohorts, weights, **settings)
 
 
+def on_operator(reference, cohorts, weights, /, **settings):
+    """The game as a variational inequality in z = (x, y)."""
+    grad = gradient_at(game(), SEED, BATCH, NOISE)
+
+    def value(k, z, key):
+        gx, gy = grad(k, z[:DX], z[DX:], key)
+        return torch.cat([gx, -gy])
+
+    path = reference(value, torch.cat(start_of(game(), SEED)), weights, ROUNDS, **settings)
+    return [(z,) for z in path]
+
+
+def on_gradient(reference, cohorts, weights, /, **settings):
+    """The minimisation as a variational inequality."""
+    grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
+    path = reference(lambda k, x, key: grad(k, x, FIXED, key)[0], x, weights, ROUNDS, **settings)
+    return [(x,) for x in path]
+
+
 def on_chain(kind):
     def call(reference, cohorts, weights, /, **settings):
         problem = prepared(kind(clients=CLIENTS))
@@ -167,6 +193,8 @@ ASCENT = Family(
     {"project": Y},
 )
 HALF = Family(Half, on_half, InASet, {"project": OUTER}, record=("x",))
+OPERATOR = Family(Game, on_operator, Bounded, {}, record=("z",))
+GRADIENT = Family(Half, on_gradient, InASet, {}, record=("z",))
 CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
@@ -220,6 +248,7 @@ SCAFFOLDS = dict(K=3, eta_l=0.05, eta_g=0.9)
 RATES = dict(eta_x=0.05, eta_y=0.04)
 SERVER = dict(gamma_x=0.06, gamma_y=0.03)
 LOCAL = dict(K=3, eta={"name": "power", "scale": 0.1})
+SKIPS = dict(gamma=0.05, p=0.35)
 POWER = {"name": "power", "scale": 0.9, "offset": 1.0, "exponent": 0.5}
 MOMENTUM = dict(q=3, **RATES, beta_x=0.7, beta_y=0.4)
 TAU = (1, 4, 2, 3, 1)
@@ -260,6 +289,17 @@ def composition(name, cls, reference, settings, sets=False, family=CHAIN):
     if settings.get("eta") is FALLING:
         theirs = {"eta": lambda t: 0.09 / (1 + t) ** 0.6}
     return {name: Case(family, cls, reference, settings, theirs, True, sets)}
+
+
+def proxskips(name, cls, settings, family=OPERATOR, resumed=True):
+    """A case with random lengths of rounds and, for a client, a probability q of 1 / rows by default."""
+    theirs = {"length": lambda r: drawn.length(SEED, r, settings["p"])}
+    reference = proxskip.proxskip_vip
+    if cls is ProxSkipLSVRGDAFL:
+        q = settings.get("q")
+        theirs |= {"refreshes": partial(drawn.coin, SEED), "q": lambda k: q or 1 / sizes(game())[k]}
+        reference = proxskip.proxskip_l_svrgda
+    return {name: Case(family, cls, reference, settings, theirs, resumed)}
 
 
 LOCAL_RATES = {name: constant(rate) for name, rate in RATES.items()}
@@ -307,6 +347,42 @@ CASES = {
         )
         for option in ("II", "I", "I_sample")
     },
+    **{
+        f"FATClipping {per}": Case(
+            MINIMAX, FATClipping, clipping.fat_clipping,
+            GLOBAL | dict(lam={"name": "power", "scale": scale, "offset": 1.0, "exponent": 0.5}, per=per),
+            dict(lam=power(scale)), per == "round", True,
+        )
+        for per, scale in (("iteration", 3.0), ("round", 6.0))
+    },
+    "Bi2Clip": Case(
+        HALF, Bi2Clip, clipping.bi2_clip, dict(K=3, eta=FALLING, u=1.2, d=0.3, u_g=0.15, d_g=0.05, eta_g=1.3),
+        dict(eta=lambda t: 0.09 / (1 + t) ** 0.6), True, True,
+    ),
+    "FedVARP": Case(
+        MINIMAX, FedVARP, memory.fedvarp, dict(K=3, eta=0.05), dict(eta=constant(0.05)),
+    ),
+    "FedVARP schedule": Case(
+        MINIMAX, FedVARP, memory.fedvarp, dict(K=2, eta=POWER | {"scale": 0.1}, eta_g=0.8),
+        dict(eta=power(0.1)), True,
+    ),
+    "MIFA": Case(MINIMAX, MIFA, memory.mifa, dict(K=3, eta=0.05), dict(eta=constant(0.05))),
+    **{
+        f"MIFA schedule {start}": Case(
+            MINIMAX, MIFA, memory.mifa, dict(K=2, eta=POWER | {"scale": 0.1}, initial_memory=start),
+            dict(eta=power(0.1)), True,
+        )
+        for start in ("updates", "zero")
+    },
+    **proxskips("ProxSkip-VIP-FL", ProxSkipVIPFL, SKIPS),
+    **proxskips("ProxSkip-VIP-FL fixed", ProxSkipVIPFL, SKIPS | dict(p=1 / 3, period="fixed"), resumed=False),
+    **proxskips("Scaffnew", ProxSkipVIPFL, SKIPS, GRADIENT),
+    **proxskips("ProxSkip-L-SVRGDA-FL", ProxSkipLSVRGDAFL, SKIPS, resumed=False),
+    **proxskips("ProxSkip-L-SVRGDA-FL q", ProxSkipLSVRGDAFL, SKIPS | dict(q=0.4, large_batch=LARGE)),
+    **proxskips(
+        "ProxSkip-L-SVRGDA-FL fixed", ProxSkipLSVRGDAFL, SKIPS | dict(p=0.5, q=0.3, period="fixed"), GRADIENT,
+        False,
+    ),
     **minimax(
         "coda_plus", CODAPlus, STAGES, STAGES | dict(growth=1.6), dict(K=3, eta=0.05, T=9),
         STAGES | dict(reference="average"), module=variates,

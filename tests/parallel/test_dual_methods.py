@@ -1,5 +1,5 @@
-"""FedDualAvg, FeDualEx, dual extrapolation with mirror maps, ExtraSGD and extra-step Local SGD compared
-with references.
+"""FedDualAvg, FeDualEx, dual extrapolation with mirror maps, ExtraSGD, extra-step Local SGD and LocalAdaSEG
+compared with references.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -14,11 +14,19 @@ import torch
 from fields import Field, reference_operator
 from games import configuration, trace, trace_file
 from reference import proximal
+from reference.adaseg import local_adaseg
 from reference.dual import fed_dual_avg, fedualex
 from reference.extragradient import extra_sgd, extra_step_local_sgd
 from reference.vi import local_dual_extrapolation
 
-from mpifed.algorithms import ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx, LocalDualExtrapolation
+from mpifed.algorithms import (
+    ExtraSGD,
+    ExtraStepLocalSGD,
+    FedDualAvg,
+    FeDualEx,
+    LocalAdaSEG,
+    LocalDualExtrapolation,
+)
 from mpifed.core.noise import Gaussian
 from mpifed.core.participation import Participation
 from mpifed.core.sets import (
@@ -226,6 +234,22 @@ def test_extra_step_local_sgd(comm, out, weights, ball, group):
         return [z for z, _ in pairs], pairs[-1][1]
 
     compare(comm, out, ExtraStepLocalSGD(K=3, eta=0.05), problem, group, expected, weights=weights)
+
+
+@pytest.mark.dealt
+@GROUPS
+@pytest.mark.parametrize("weights, ball, alpha", [("uniform", 1.0, 1.0), ("samples", None, 0.7)])
+def test_local_adaseg(comm, out, weights, ball, alpha, group):
+    problem, settings = Inside(clients=CLIENTS, ball=ball), dict(K=3, G_0=2.0, D=0.5, alpha=alpha)
+    operator = reference_operator(problem, SEED, 3, 2, BATCH, NOISE)
+
+    def expected(own, ball=ball):
+        project = dict(project=proximal_ball(ball)) if ball else {}
+        pairs = local_adaseg(operator, CLIENTS, START, rounds=ROUNDS, weights=own, **settings, **project)
+        return [z for z, _ in pairs], pairs[-1][1]
+
+    compare(comm, out, LocalAdaSEG(**settings), problem, group, expected, weights=weights)
+    assert not ball or (expected(None)[1] - expected(None, None)[1]).abs().max() > 1e-3  # the ball binds
 
 
 @pytest.mark.dealt

@@ -1,10 +1,10 @@
 """ComFedL, LocalMOML, Local-SCGD(M) and compositional FedNest as plain loops over rounds, clients and steps.
 
-Client k answers ``inner(k, x, key)`` [p], ``jacobian(k, x, key)`` [p, d] and ``outer_grad(k, u, key)`` [p] on
-sample ``key`` = (r, j): number j = 0, 1, ... of its round r = 1, 2, ...; round 0 is the start. A round's
-samples are numbered in the order in which a client needs them, through all its calls. ``cohorts[r - 1]``
-lists the cohorts of round r: one, or one a call of FedNest. ``weights`` has one number a client. All return
-x after each round.
+``inner(k, x, key)`` [p], ``jacobian(k, x, key)`` [p, d] and ``outer_grad(k, u, key)`` [p] evaluate client k on
+the sample ``key`` = (r, j): sample j = 0, 1, ... of its round r = 1, 2, ...; round 0 is the start. The samples
+of a round are numbered in the order in which the client uses them. ``cohorts[r - 1]`` lists the cohorts of
+round r: one, or for FedNest one per call. ``weights`` has one number per client. All functions return x after
+each round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .minimax_baselines import average
 
 
 def same(v):
-    """The projection where there is no set."""
+    """The projection if there is no set: the identity."""
     return v
 
 

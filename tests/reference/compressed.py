@@ -1,5 +1,5 @@
-"""FedAvg and Local-SGDA whose clients compress what they send, with error feedback (Seide et al. 2014, Stich et
-al. 2018), in plain loops; top-k and QSGD (Alistarh et al. 2017) coordinate by coordinate."""
+"""FedAvg and Local-SGDA with compressed messages and error feedback (Seide et al. 2014, Stich et al. 2018), as
+plain loops; top-k and QSGD (Alistarh et al. 2017) coordinate by coordinate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def top_k(v, k):
-    """The k largest entries by absolute value; of equal ones the first."""
+    """Keep the k entries of largest absolute value; the first ones if several are equal."""
     kept, left = torch.zeros_like(v), list(range(len(v)))
     for _ in range(k):
         best = left[0]
@@ -22,7 +22,7 @@ def top_k(v, k):
 
 
 def qsgd(v, s, u):
-    """Each entry's share of the norm, times s, rounded up with the probability of its fraction (u below it)."""
+    """Divide each entry by the norm, multiply it by s, and round it up if u is below its fractional part."""
     norm, sent = math.sqrt(sum(float(value) ** 2 for value in v)), torch.zeros_like(v)
     for place, value in enumerate(v.tolist()):
         level = s * abs(value) / norm
@@ -50,7 +50,7 @@ def fedavg(grad, x, y, cohorts, weights, compress, feedback, *, K, eta, eta_g):
 
 
 def local_sgda(grad, x, y, cohorts, weights, compress, feedback, *, q, eta_x, eta_y):
-    """Clients send models, of which the differences to x and y are compressed, each by itself."""
+    """Clients send models; the differences to x and to y are compressed separately."""
     path, e = [], {}
     for r, cohort in enumerate(cohorts, 1):
         step_x, step_y = torch.zeros_like(x), torch.zeros_like(y)

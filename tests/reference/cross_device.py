@@ -1,7 +1,7 @@
-"""CDMA, FedNest, FLRA and Local AMSGrad as plain loops over rounds, clients and steps, from their formulas.
+"""CDMA, FedNest, FLRA and Local AMSGrad as plain loops over rounds, clients and steps, written from their formulas.
 
 ``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of round r = 1, 2, ..., or on all
-its data for j ``None``; ``(r, j, "large")`` is a minibatch of ``large_batch`` rows. A client takes its samples of a round
+its data if j is ``None``; ``(r, j, "large")`` is a minibatch of ``large_batch`` rows. A client takes its samples of a round
 in order through all phases. ``cohorts[r - 1]`` lists the cohorts of round r, one, or one per phase. ``weights`` has one
 number per client. ``project`` holds the projections of x and y, applied after each local step of CDMA and FedNest. All
 functions return the point after each round.
@@ -24,7 +24,7 @@ FREE = (free, free)
 
 
 def averages(pairs: dict, weights):
-    """The averages of both parts of the clients' pairs."""
+    """Return the averages of the first and of the second entries of the clients' pairs."""
     return [average({k: pair[part] for k, pair in pairs.items()}, weights) for part in (0, 1)]
 
 
@@ -44,7 +44,7 @@ def cdma_nc(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, project=FREE):
 
 
 def cdma_update(grad, x, y, r, cohort, weights, taken, u, v, K, eta_x, eta_y, project):
-    """K corrected steps of every client from (x, y), then the averages."""
+    """Take K corrected steps on every client from (x, y), then average."""
     ends = {}
     for k in cohort:
         xk, yk = x, y
@@ -69,9 +69,9 @@ def cdma_one(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, large_batch=None,
 
 
 def sagda(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, eta_g=1.0):
-    """SAGDA (Yang et al. 2022) with variates that are made anew each round: for CDMA-ONE to be held against.
+    """SAGDA (Yang et al. 2022) with variates that are recomputed in each round, for comparison with CDMA-ONE.
 
-    Sample 0 of a round is the variate's.
+    The variate uses sample 0 of a round.
     """
     path = []
     for r, (cohort,) in enumerate(cohorts, 1):
@@ -110,7 +110,7 @@ def cdma_ada(
 
 
 def fednest_call(start, slope, step, steps, project, corrected, r, cohort, weights, taken):
-    """One call: the block from ``start`` along ``step`` times ``slope(k, block, key)``, averaged."""
+    """One call: local steps of one block from ``start`` by ``step`` times ``slope(k, block, key)``, averaged."""
 
     def next_key(k):
         taken[k] += 1
@@ -166,7 +166,7 @@ def flra(grad, x, y, cohorts, weights, *, tau, eta_1, eta_2):
 def local_amsgrad(
     grad, x, y, cohorts, weights, *, K, eta_x, eta_y, beta_1, beta_2, epsilon, synchronised=True
 ):
-    """``synchronised = False``: every client keeps the maxima of its own v, a naive local Adam."""
+    """``synchronised = False``: every client keeps the maximum of its own v (naive local AMSGrad)."""
     path, n = [], len(weights)
     m = [[torch.zeros_like(x), torch.zeros_like(y)] for _ in range(n)]
     v = [[torch.zeros_like(x), torch.zeros_like(y)] for _ in range(n)]

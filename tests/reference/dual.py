@@ -4,8 +4,8 @@ clients and steps.
 ``operator(m, z, (t, j))`` gives client m's stochastic operator (1-D float64 tensors) on the sample of its
 j-th call in step t = r K + k + 1; rounds r and steps k count from 0. ``mirror(dual, weight)`` minimises
 h(u) + weight * psi(u) - <dual, u>. ``dual0`` is the gradient of h at the starting point. ``weights`` are the
-clients' (equal by default), ``cohorts[r]`` the clients of round r (all by default). A round without clients moves
-nothing and counts for nothing but its samples.
+clients' (equal by default), ``cohorts[r]`` the clients of round r (all by default). A round without clients leaves the state as it is;
+only the numbers of its samples are used up.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def fedualex(
 ):
     """After every round the server's primal point, and the output so far.
 
-    The output averages over the steps the mirror images of the mean half-step dual; without ``shadow`` those
-    of each client's own, over the clients too.
+    The output is the average over the steps of the mirror image of the mean half-step dual; without ``shadow``
+    it is the average over steps and clients of the mirror images of the clients' half-step duals.
     """
     origin, varsigma, path, outputs, done = dual0, 0.0 * dual0, [], [], 0
     for r in range(rounds):
@@ -65,6 +65,6 @@ def _members(clients, cohorts, r):
 
 
 def _mean(values, weights):
-    """The weighted mean of client -> value."""
+    """Return the weighted mean of a dictionary from client to value."""
     shares = {m: 1.0 if weights is None else float(weights[m]) for m in values}
     return sum(shares[m] * value for m, value in values.items()) / sum(shares.values())

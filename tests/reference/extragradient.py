@@ -2,7 +2,7 @@
 with plain loops.
 
 ``operator(m, z, (t, j))`` gives client m's stochastic operator (1-D float64 tensors) on the sample of its
-j-th call in step t = 1, 2, ... Both return one pair a round: the iterate z, and the output so far, the
+j-th call in step t = 1, 2, ... Both return one pair per round: the iterate z, and the output so far, the
 average of the points of the second calls. ``project`` is the projection onto the problem's set.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def extra_sgd(operator, clients, z0, *, b, rounds, eta, project=lambda z: z, weights=None, cohorts=None):
-    """Both points of a step from averages over ``b`` samples of each client; one step a round."""
+    """Compute both points of a step from averages over ``b`` samples of each client; one step per round."""
     z, points, path = z0, [], []
     for t in range(1, rounds + 1):
         members = list(range(clients)) if cohorts is None else list(cohorts[t - 1])
@@ -31,7 +31,7 @@ def extra_sgd(operator, clients, z0, *, b, rounds, eta, project=lambda z: z, wei
 
 
 def extra_step_local_sgd(operator, clients, z0, *, K, rounds, eta, project=lambda z: z, weights=None):
-    """K extragradient steps of every client, then the average of their z."""
+    """Take K extragradient steps on every client, then average z."""
     z, total, path = z0, 0.0 * z0, []
     share = [1 / clients if weights is None else float(weights[m] / sum(weights)) for m in range(clients)]
     for r in range(rounds):

@@ -1,7 +1,7 @@
 """FedAvg with the servers of Reddi et al. 2021 and of Hsu et al. 2019 as plain loops, coordinate by coordinate.
 
 ``grad(k, x, (r, j))`` is the gradient of client k on sample j = 0, 1, ... of its round r = 1, 2, ...;
-``cohorts[r - 1]`` the clients of round r, ``weights`` one number a client. Returns x after each round.
+``cohorts[r - 1]`` the clients of round r, ``weights`` has one number per client. Returns x after each round.
 """
 
 from __future__ import annotations

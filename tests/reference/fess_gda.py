@@ -3,8 +3,7 @@ with plain loops.
 
 The numbers in the right margin are the line numbers of the boxes. ``grad(i, x, y, key)`` gives client i's
 stochastic gradients (1-D float64 tensors), i = 0 .. clients - 1, on the sample of local step k = 1 .. K of
-round t = 0, 1, ..., whose key is t K + k. ``cohorts[t]`` lists the clients S_t of that round, everybody
-without it.
+round t = 0, 1, ..., whose key is t K + k. ``cohorts[t]`` lists the clients S_t of that round; all clients if it is not given.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def fess_gda(
 ):
     """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0.
 
-    The box has no set X: ``project_x`` acts where P_Y does, on each local step and on the whole of line 13.
+    The box has no set X: ``project_x`` is applied after each local step, like P_Y, and to the result of line 13.
     """
     P_X, P_Y = project_x or _same, project_y or _same
     x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                             # 1
@@ -47,9 +46,9 @@ def fsgda(
 ):
     """FSGDA (Yang et al. 2022): return (x, y) after each round.
 
-    The server takes its own steps along the average change of the clients. With sets, every local step and
-    the server's point are projected; the latter matters only for server rates above 1, which can lead out of
-    a convex set.
+    The server steps along the average displacement of the clients. With sets, every local step and
+    the server's point are projected; the latter matters only for global step sizes above 1, with which the point
+    can leave a convex set.
     """
     x, y, step, path = _vector(x1), _vector(y1), 0, []
     for t in range(rounds):

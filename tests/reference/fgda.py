@@ -3,9 +3,8 @@ and clients.
 
 The numbers in the right margin are the line numbers of the box. ``grad(k, x, y, key)`` gives client k's
 stochastic gradients (1-D float64 tensors), k = 0 .. clients - 1, on the sample called key: ("init", j) with j
-< q in line 2, and the step number s >= 2 for the sample that makes v_s, w_s. ``eta(t)`` is eta_t;
-``alpha(t)``, ``beta(t)`` are alpha_{t+1}, beta_{t+1}. ``matrix()`` makes one adaptive matrix and is called
-twice, for A and for B.
+< q in line 2, and the step number s >= 2 for the sample from which v_s and w_s are computed. ``eta(t)`` is eta_t;
+``alpha(t)``, ``beta(t)`` are alpha_{t+1}, beta_{t+1}. ``matrix()`` returns a new adaptive matrix; it is called twice, for A and for B.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def fgda(
 
 
 def _initial_estimators(grad, x, y, q):
-    """w_1^k, v_1^k: each client's own mean over q samples."""
+    """Return w_1^k and v_1^k, the means of each client over its q samples."""
     w, v = [], []
     for k in range(len(x)):
         samples = [grad(k, x[k], y[k], ("init", j)) for j in range(q)]

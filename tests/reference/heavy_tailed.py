@@ -6,9 +6,9 @@ The numbers in the right margin are the line numbers of Algorithm 1. FedMuon-DA 
 n's stochastic gradients (1-D float64 tensors), n = 0 .. clients - 1, on the sample called key: the number t p
 + i + 1 of the local step, t and i from 0, and ("init", j) with j < p for the gradients at the start.
 
-The box names no u_{-1}, v_{-1}, g_{-1}. ``first_round``: "beta_one" takes them 0 and both beta = 1 in round
-0; "zero" takes them 0 and keeps beta; "gradient" lets every client's variate be the mean of p sampled
-gradients at the start, the server's variate their mean, u_{-1}, v_{-1} that mean too, and keeps beta.
+The box does not define u_{-1}, v_{-1}, g_{-1}. ``first_round``: "beta_one" sets them to 0 and both beta to 1 in
+round 0; "zero" sets them to 0 and keeps beta; "gradient" sets every client's variate to the mean of p sampled
+gradients at the start, the server's variate, u_{-1} and v_{-1} to the mean of these, and keeps beta.
 """
 
 from __future__ import annotations
@@ -61,11 +61,9 @@ def fed_nsgda_m(
 
 
 def direction_of(u, shapes, direction="normalize", norm_over="block", tau=None, svd="svd"):
-    """What line 6 multiplies by the step size, for a 1-D block ``u`` that is made of tensors of the given
-    shapes.
+    """Return the direction of line 6 for a 1-D block ``u`` that consists of tensors of the given shapes.
 
-    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both take the norm of the block or of each tensor; 0
-    gives 0. "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz"
+    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both use the norm of the block or of each tensor; 0 gives 0. "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz"
     or "newton_schulz_cubic"), and a vector, which is a one-column matrix, by its exact polar factor u/||u||.
     """
     assert direction in ("normalize", "clip", "orthogonalize") and norm_over in ("block", "tensor")
@@ -86,7 +84,7 @@ def direction_of(u, shapes, direction="normalize", norm_over="block", tau=None, 
 
 
 def polar_factor(U):
-    """P Q^T of the compact SVD U = P Sigma Q^T; directions within rounding of rank deficiency are dropped."""
+    """P Q^T of the compact SVD U = P Sigma Q^T; singular values of the size of rounding errors are dropped."""
     P, sigma, Qt = torch.linalg.svd(U, full_matrices=False)
     kept = sigma > max(U.shape) * torch.finfo(U.dtype).eps * sigma[0]
     return P[:, kept] @ Qt[kept]
@@ -125,7 +123,7 @@ def _clipped(u, tau):
 
 
 def _variates_before(grad, clients, x, y, p, first_round):
-    """g^{(n)}_{x,-1} and g^{(n)}_{y,-1} of all clients."""
+    """Return g^{(n)}_{x,-1} and g^{(n)}_{y,-1} of all clients."""
     assert first_round in ("beta_one", "zero", "gradient"), first_round
     if first_round != "gradient":
         return [torch.zeros_like(x)] * clients, [torch.zeros_like(y)] * clients

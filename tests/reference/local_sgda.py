@@ -9,8 +9,8 @@ def local_sgda(grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, 
     """Return the averaged point after each round.
 
     ``grad(k, x, y, t)`` gives client k's stochastic gradients (1-D float64 tensors), k = 0 .. clients - 1, on
-    the sample of step t = 1, 2, ...; ``eta_x(t)``, ``eta_y(t)`` are the rates of that step. ``cohorts[r]``
-    lists the clients of round r = 0, 1, ...; only they step, and the average is over them.
+    the sample of step t = 1, 2, ...; ``eta_x(t)``, ``eta_y(t)`` are the step sizes of that step. ``cohorts[r]``
+    lists the clients of round r = 0, 1, ...; only these clients take steps and are averaged.
     """
     weights = [1.0] * clients if weights is None else weights
     x_bar = torch.as_tensor(x1, dtype=torch.float64).reshape(-1)

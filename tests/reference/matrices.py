@@ -1,10 +1,10 @@
 """Plain adaptive matrices of AdaFGDA (Huang et al. 2024, Algorithm 1 line 6 and section 4), each kept as its
 diagonal ``diag``.
 
-The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 =
-0 and notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D)
-and the averaged point where it was taken, at step t. ``first`` is True only for the refresh that makes A_1
-from the averages that ``start`` has received, ``at_sync`` False if that is not a sync yet (q > 1). A decay is
+The protocol is the same for all: ``start`` receives the averaged initial estimator and the starting point, sets a_0
+= 0 and stores what a later refresh needs; ``refresh`` computes the matrix from an averaged estimator (1-D) and
+the averaged point at which it was computed, at step t. ``first`` is True only for the refresh that computes
+A_1 from the averages passed to ``start``; ``at_sync`` is False if that step is not a synchronisation (q > 1). A decay is
 a number or a function of t.
 """
 
@@ -50,10 +50,9 @@ class Adam:
 
 class AdaBelief:
     """a <- decay a + (1 - decay) (w - w')^2, A = diag(sqrt(a) + rho), with w' the average at the previous
-    sync.
+    synchronisation.
 
-    At the first sync w' is 0 (``reference="zero"``) or the averaged initial estimator (``"initial"``). A_1 has
-    w' = 0.
+    At the first synchronisation w' is 0 (``reference="zero"``) or the averaged initial estimator (``"initial"``). For A_1, w' = 0.
     """
 
     def __init__(self, rho, decay, reference="zero"):
@@ -128,8 +127,8 @@ class BarzilaiBorwein:
     """A = (a + rho) I, a = |<w - w', p - p'>| / ||p - p'||^2, with w', p' the estimator and point one refresh
     earlier.
 
-    Where p = p' the quotient says nothing and a keeps its value, 0 at first. The start is its own earlier
-    point, so a first matrix made by the rule is rho I.
+    If p = p', the quotient is undefined and a keeps its value, which is 0 at first. At the start p' = p, so
+    a first matrix computed by this rule is rho I.
     """
 
     def __init__(self, rho):

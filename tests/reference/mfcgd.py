@@ -1,13 +1,13 @@
 """MFCGD and AdaMFCGD as the box of Algorithm 1 in Huang n.d. prints them, with plain loops over steps and
 clients.
 
-The numbers in the right margin are the line numbers of the box. Client m = 0 .. clients - 1 answers three
-calls with float64 tensors: ``inner(m, x, key)`` [p] and ``jacobian(m, x, key)`` [p, d] on the sample zeta
-called key, and ``outer_grad(m, u, key)`` [p] on the sample xi called key, which is independent of every zeta.
-Line 2 draws 2q samples, named ("init", j) with j < q: q of zeta, used by inner and jacobian alike, and q of
-xi. The estimators of step s >= 2 are made with ("zeta", s) and ("xi", s). ``eta(t)`` is eta_t; ``alpha(t)``,
+The numbers in the right margin are the line numbers of the box. Three functions evaluate client m = 0 .. clients - 1 and return
+float64 tensors: ``inner(m, x, key)`` [p] and ``jacobian(m, x, key)`` [p, d] on the sample zeta with this key,
+and ``outer_grad(m, u, key)`` [p] on the sample xi with this key, which is independent of every zeta. Line 2
+draws 2q samples with keys ("init", j), j < q: q of zeta, used by both inner and jacobian, and q of xi. The
+estimators of step s >= 2 use ("zeta", s) and ("xi", s). ``eta(t)`` is eta_t; ``alpha(t)``,
 ``beta(t)``, ``varrho(t)`` are alpha_{t+1}, beta_{t+1}, varrho_{t+1}, the weights in h (values), u (Jacobians)
-and v (outer gradients). ``matrix()`` makes the adaptive matrix; ``first_matrix`` is as in FGDA.
+and v (outer gradients). ``matrix()`` returns the adaptive matrix; ``first_matrix`` is as in FGDA.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def mfcgd(
 
 
 def _initial_estimators(inner, jacobian, outer_grad, x, q):
-    """h_1, u_1, v_1 of every client: its own means over q samples each, all of v_1 at the finished h_1."""
+    """Return every client's h_1, u_1 and v_1: means over q samples each, where v_1 is evaluated at h_1."""
     h, u, v, samples = [], [], [], [("init", j) for j in range(q)]
     for m in range(len(x)):
         h.append(sum(inner(m, x[m], key) for key in samples) / q)
@@ -64,6 +64,6 @@ def _initial_estimators(inner, jacobian, outer_grad, x, q):
 
 
 def _into_ball(value, radius):
-    """The nearest point of the ball about 0, in the Euclidean (vectors) or Frobenius (matrices) norm."""
+    """Return the nearest point of the ball around 0, in the Euclidean (vectors) or Frobenius (matrices) norm."""
     norm = math.sqrt(float(torch.sum(value**2)))
     return value * (radius / norm) if norm > radius else value

@@ -1,7 +1,7 @@
 """Local-SGDA+, Momentum-Local-SGDA, FedSGDA+, FedSGDA-M and Fed-Norm-SGDA as plain loops, from their formulas.
 
 ``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of round r = 0, 1, ...
-``cohorts[r - 1]`` lists the clients of round r; ``weights`` has one number per client. ``project`` acts on y.
+``cohorts[r - 1]`` lists the clients of round r; ``weights`` has one number per client. ``project`` is the projection of y.
 All functions return the point after each round.
 """
 
@@ -18,7 +18,7 @@ def free(y):
 
 
 def local_sgda_plus(grad, x, y, cohorts, weights, *, q, S, eta_x, eta_y, project=free):
-    """``eta_x(t)``, ``eta_y(t)``: the rates of steps t = 1, 2, ..."""
+    """``eta_x(t)``, ``eta_y(t)``: step sizes of steps t = 1, 2, ..."""
     path, t, snapshot = [], 0, x
     for r, cohort in enumerate(cohorts, 1):
         xs, ys = dict.fromkeys(cohort, x), dict.fromkeys(cohort, y)
@@ -39,7 +39,7 @@ def local_sgda_plus(grad, x, y, cohorts, weights, *, q, S, eta_x, eta_y, project
 def momentum_local_sgda(
     grad, x, y, cohorts, weights, *, q, eta_x, eta_y, alpha, beta_x, beta_y, average_start, S=None, project=free
 ):
-    """``alpha(t)`` of steps t = 1, 2, ...; with S the gradient of y is taken at a snapshot."""
+    """``alpha(t)``: weight of step t = 1, 2, ...; with S, the gradient in y is evaluated at a snapshot of x."""
     clients, path, snapshot = range(len(weights)), [], x
     xs, ys = dict.fromkeys(clients, x), dict.fromkeys(clients, y)
     us, vs = {}, {}
@@ -87,7 +87,7 @@ def fed_sgda_plus(
 def fed_sgda_m(
     grad, x, y, cohorts, weights, *, Q, eta_x, eta_y, alpha, beta, order, average_start=True, project=free
 ):
-    """``eta_x(t)``, ``eta_y(t)``, ``alpha(t)``, ``beta(t)`` of steps t = 1, 2, ..."""
+    """``eta_x(t)``, ``eta_y(t)``, ``alpha(t)``, ``beta(t)``: values of steps t = 1, 2, ..."""
     clients, path = range(len(weights)), []
 
     def averaged(*states):
@@ -120,7 +120,7 @@ def fed_sgda_m(
 def fed_norm_sgda(
     grad, x, y, cohorts, weights, *, tau, eta_x, eta_y, gamma_x, gamma_y, a, tau_eff=None, S=None, project=free
 ):
-    """``tau[k]``, and ``a(j)`` the weight of step j = 0, 1, ..."""
+    """``tau[k]`` is the number of steps of client k, ``a(j)`` the weight of step j = 0, 1, ..."""
     path, n, snapshot = [], len(weights), x
     w = [weight / sum(weights) for weight in weights]
     tau_eff = sum(tau) / n if tau_eff is None else tau_eff

@@ -1,7 +1,7 @@
 """Plain proximal maps: prox(v, weight) minimises |w - v|^2 / 2 + weight * phi(w) over w, with v 1-D.
 
 This is the mirror map of h + weight * phi for h = |.|^2 / 2 (Wang & Kale n.d., section 5), the gradient of
-its convex conjugate. The maps of sets project whatever the weight, 0 included.
+its convex conjugate. The maps of sets are projections for every weight, also for 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def zero(v, weight):
 
 
 def l1(lam):
-    """phi = lam * sum |v_i|: every coordinate moves towards 0 by weight * lam, and stops there."""
+    """phi = lam * sum |v_i|: every coordinate moves towards 0 by weight * lam, but not beyond 0."""
 
     def prox(v, weight):
         return torch.sign(v) * torch.clamp(torch.abs(v) - weight * lam, min=0)
@@ -55,8 +55,7 @@ def box(low, high):
 
 
 def simplex(v, weight):
-    """phi = 0 where v_i >= 0 and sum v_i = 1, infinite elsewhere: max(v_i - theta, 0) with the theta that
-    sums to 1."""
+    """phi = 0 where v_i >= 0 and sum v_i = 1, infinite elsewhere: max(v_i - theta, 0), with theta such that the sum is 1."""
     total, theta = 0.0, 0.0
     for count, value in enumerate(sorted(v.tolist(), reverse=True), start=1):
         total = total + value
@@ -77,7 +76,7 @@ def entropy(total):
 
 
 def separate(size, first, second):
-    """Mirror maps side by side: ``first`` of the leading coordinates, ``second`` of the others."""
+    """Apply ``first`` to the leading coordinates and ``second`` to the others."""
 
     def mirror(v, weight):
         return torch.cat([first(v[:size], weight), second(v[size:], weight)])

@@ -1,11 +1,10 @@
 """Smoothed-GDA with alternating steps (Zhang, Xiao, Sun & Luo 2020): plain loops over rounds and clients.
 
 Algorithm 2 of Shen et al., "Stochastic Smoothed Gradient Descent Ascent for Federated Minimax Optimization",
-with one change: line 4 takes the gradient of y at x_{t+1} instead of x_t. The numbers in the margin are the
+with one change: line 4 evaluates the gradient in y at x_{t+1} instead of x_t. The numbers in the margin are the
 lines of that box.
 
-``grad(i, x, y, t)`` gives client i's stochastic gradients (1-D float64 tensors), i = 0 .. clients - 1, on its
-sample of round t = 1, 2, ...; both gradients of a round use that one sample.
+``grad(i, x, y, t)`` gives client i's stochastic gradients (1-D float64 tensors), i = 0 .. clients - 1, on its sample of round t = 1, 2, ...; both gradients of a round use the same sample.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ def smoothed_alternating_gda(
 ):
     """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0.
 
-    The box has no set X: ``project_x`` acts on the whole of line 3, before z moves. ``weights`` are the
-    clients' in the mean of the gradients, by default equal.
+    The box has no set X: ``project_x`` is applied to the result of line 3, before z is updated.
+    ``weights`` are the weights of the clients in the mean of the gradients, by default equal.
     """
     weights = [1.0] * clients if weights is None else weights
     total = sum(weights)

@@ -161,8 +161,7 @@ def test_smoothing_off_is_gda():
 
 
 def test_projected_points_stay_in_their_sets():
-    """A proximal coefficient eta_xl eta_xg K p above 1 overshoots z, and only a projection after it keeps x
-    in X."""
+    """A coefficient eta_xl eta_xg K p above 1 overshoots z; only a projection afterwards keeps x in X."""
     path = fess(Game(3, 0.3), p=8.0, project_x=ball, project_y=ball)
     norms = [float(torch.linalg.vector_norm(value)) for point in path for value in point[:2]]
     assert max(norms) < 0.5 + ROUNDING
@@ -170,7 +169,7 @@ def test_projected_points_stay_in_their_sets():
 
 @pytest.mark.parametrize(("p", "beta", "server"), [(0.0, 0.5, 1.0), (0.8, 0.3, 1.0), (2.0, 0.9, 1.4)])
 def test_limit_does_not_depend_on_smoothing_or_server_rates(p, beta, server):
-    """Where nothing moves z is x, and the average of the local maps stays: the fixed point of local GDA."""
+    """At a fixed point z = x, and x is the fixed point of the average of the local maps, as in local GDA."""
     game = Game(3, 0.0)
     path = fess(game, rounds=400, p=p, beta=beta, eta_xg=server, eta_yg=server)
     limit = local_gda_limit(game, 3, LOCAL["eta_xl"], LOCAL["eta_yl"])

@@ -1,4 +1,4 @@
-"""MFCGD with bounds on its estimators from the start: ``project_init`` scales u_1 and v_1, and so w_1.
+"""MFCGD with bounded initial estimators: ``project_init`` scales u_1 and v_1, hence w_1.
 
 Tolerance 1e-10 in float64: the same few hundred operations of size 1 in another order.
 """

@@ -1,9 +1,7 @@
-"""Checks of the loops for Zhang & Gao n.d.: rounds worked out by hand, identities, and what makes a polar
-factor.
+"""Checks of the loops for Zhang & Gao n.d.: rounds worked out by hand, identities, and the properties of a polar factor.
 
 Tolerance: 1e-12 of the larger of 1 and the largest entry, where both sides are the same real numbers reached
-by different float64 operations (tens of steps, so some 1e-14 of rounding); anything else is explained where
-it stands.
+by different float64 operations (tens of steps, so some 1e-14 of rounding); other tolerances are explained next to them.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def distance(left, right, names=("x", "y")):
 
 
 def test_two_normalized_rounds_by_hand():
-    """N = p = 2. The script holds the points worked out by hand, and gradients that make u a multiple of (3,
+    """N = p = 2. The table has the points worked out by hand, and gradients for which u is a multiple of (3,
     4) etc.
 
     Round 0 has u_i = g. In round 1 (u, v) = ((-.75, 2.5), -.75), and line 5 is, with beta = .5 and .25,
@@ -145,8 +143,7 @@ def test_two_orthogonalized_rounds_by_hand():
 
 @pytest.mark.parametrize("first_round", ["beta_one", "zero", "gradient"])
 def test_variates_cancel_in_the_average(first_round):
-    """Without clipping the average of the clients' u_i is the new u, so that the server steps by gamma along
-    u."""
+    """Without clipping the average of the clients' u_i is the new u, so the server takes a step gamma along u."""
     path = run(direction="clip", tau=float("inf"), first_round=first_round)
     x, y = X1, Y1
     for state in path:
@@ -189,8 +186,7 @@ def test_matrices_of_one_column_are_normalized(shape):  # A20
 
 @pytest.mark.parametrize("step", STEPS)
 def test_blocks_have_equal_rights(step):
-    """(x, y, f) -> (y, x, -f) with the parameters of the blocks exchanged gives the same points under new
-    names."""
+    """(x, y, f) -> (y, x, -f) with exchanged parameters gives the same points with x and y exchanged."""
     def swapped(n, x, y, key):
         gx, gy = grad(n, y, x, key)
         return -gy, -gx
@@ -212,8 +208,8 @@ def test_clients_can_be_doubled_and_permuted(step):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_scale_of_the_objective(step):
-    """Only the length of u changes, which a clip sees. Newton-Schulz adds 1e-7 to it, hence its wider
-    bound."""
+    """Only the length of u changes, on which clipping depends. Newton-Schulz adds 1e-7 to it, hence its wider
+    tolerance."""
     gap = distance(run(**STEPS[step]), run(oracle=lambda *call: [8 * g for g in grad(*call)], **STEPS[step]))
     if step.startswith("clip"):
         assert gap > VISIBLE
@@ -296,8 +292,7 @@ def test_orthogonalization_turns_with_its_argument(shape):
     [("newton_schulz", (3.4445, -4.7750, 2.0315), 0.68, 1.14), ("newton_schulz_cubic", (1.5, -0.5, 0), 0.9, 1.0)],
 )
 def test_newton_schulz_works_on_the_singular_values(shape, svd, coefficients, low, high):
-    """Bounds: what five steps of the polynomial make of any singular value above .18 of the Frobenius
-    norm."""
+    """The bounds are those of five steps of the polynomial for singular values above .18 of the Frobenius norm."""
     P, _, Qt = torch.linalg.svd(random_matrix(shape), full_matrices=False)
     sigma = torch.linspace(1.0, 2.5, min(shape), dtype=torch.float64)
     U = P @ torch.diag(sigma) @ Qt

@@ -43,7 +43,7 @@ class Composition:
         self.c = [torch.tensor(rng.normal(size=P)) for _ in range(clients)]
 
     def sample(self, kind, k, key, *shape):
-        """``kind`` tells zeta from xi: in line 2 they have the same names."""
+        """``kind`` distinguishes zeta from xi, which have the same keys in line 2."""
         name, number = key
         assert name == "init" or name == kind and number >= 2
         rng = np.random.default_rng([9, kind == "xi", k, name == "init", number])
@@ -96,7 +96,7 @@ def distance(left, right):
 
 
 def comfedl(inner, jacobian, outer_grad, clients, x1, *, q, rounds, gamma, eta, weights=None, **momenta):
-    """ComFedL with rate gamma eta(t), averages every q steps, on MFCGD's samples: q in step 1, then one per
+    """ComFedL with step size gamma eta(t), averaged every q steps, on MFCGD's samples: q in step 1, then one per
     step."""
     weights = [1.0] * clients if weights is None else weights
     x_bar, path, t = x1, [], 0
@@ -129,7 +129,7 @@ def test_c1_full_weights_give_comfedl(q, noise):
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0, 0.0), (0.3, 0.05, 0.8), (1.0, 0.0, 0.5)])
 def test_c2_without_noise_it_is_comfedl_for_any_weights(weights):
-    """The estimators are the client's own, so they are the exact values all along, through the syncs too."""
+    """The estimators are not averaged, so they remain the exact values, also after synchronisations."""
     game = Composition(3, 0.0)
     alpha, beta, varrho = weights
     left = game.run(mfcgd, alpha=lambda t: alpha, beta=lambda t: beta, varrho=lambda t: varrho)
@@ -236,7 +236,7 @@ W1 = (2.2, 17.7)
 
 
 def estimators_of_step_2(x0, x1, C_g=math.inf, C_f=math.inf):
-    """(h, u, v) of both clients at points x0, x1 of theirs, from x_1 = 1 with alpha = .5, beta = .25, varrho
+    """Return (h, u, v) of both clients at their points x0, x1, from x_1 = 1 with alpha = .5, beta = .25, varrho
     = .8."""
     h0, h1 = x0**2 + 0.5 * x0 + 0.5 * (1.2 - 1.5), 3 * x1 - 0.5 + 0.5 * (3.1 - 2.5)
     u0, u1 = min(2 * x0 + 0.5 + 0.75 * (2.2 - 2.5), C_g), min(3.0, C_g)
@@ -270,7 +270,7 @@ def test_second_round_by_hand():
 
 @pytest.mark.parametrize("limits", [{"C_g": 1.5}, {"C_f": 0.8}, {"C_g": 2.5, "C_f": 3.0}])
 def test_balls_by_hand(limits):
-    """u_1 and v_1 are used as line 2 makes them, beyond the balls; in one dimension a ball is an interval."""
+    """u_1 and v_1 are used as computed in line 2, outside the balls; in one dimension a ball is an interval."""
     (h0, u0, v0), (h1, u1, v1) = estimators_of_step_2(0.78, -0.77, **limits)
     expected = 0.005 - 0.05 * (u0 * v0 + u1 * v1)
     assert by_hand(**limits) == pytest.approx([expected], rel=0, abs=ROUNDING)

@@ -1,6 +1,6 @@
-"""Methods with sets of x and y, where the projections come between the lines of the boxes.
+"""Methods on problems with sets: the places of the projections in the boxes.
 
-Feasible points can be the wrong ones: here every point is compared. Tolerance 1e-10 in float64: the same few
+A feasible point can still be wrong, so every point is compared. Tolerance 1e-10 in float64: the same few
 hundred operations of size 1 in another order.
 """
 
@@ -44,7 +44,7 @@ def run(method, game, out, *fields):
 
 
 def assert_projected(path, expected):
-    """``expected(P_X, P_Y)``, a list of points; without either set the points must be others."""
+    """``expected(P_X, P_Y)`` returns a list of points; without one of the sets the points must differ."""
     points = {
         sets: np.array([torch.cat(tuple(point)).numpy() for point in expected(*sets)])
         for sets in ((SET_X, SET_Y), (free, SET_Y), (SET_X, free))
@@ -70,7 +70,7 @@ def test_global_rates(tmp_path, p, beta):
 
 
 def test_normalised_steps(tmp_path):
-    """Algorithm 1 with the projections on lines 6 and 11; the momentum takes no part in them."""
+    """Algorithm 1 with projections in lines 6 and 11; the momentum is not projected."""
     rates = dict(p=K, eta_x=0.2, eta_y=0.15, gamma_x=0.8, gamma_y=0.6, beta_x=0.7, beta_y=0.4)
     game = Bounded(clients=CLIENTS, set_x=SET_X, set_y=SET_Y)
     path, _ = run(FedNSGDAM(**rates), game, tmp_path, "x", "y")
@@ -149,7 +149,7 @@ def steps(V, P, eta, H, gamma, sync):
 def test_operators(tmp_path, method, sync):
     """Every new point of z = (x, y) is projected, block by block; the output averages projected points.
 
-    Dual extrapolation keeps z for itself. Its point is the last v of all, or the image of the averaged z.
+    Dual extrapolation does not project z. Its point is the last average of v, or the image of the averaged z.
     """
     game = Bounded(clients=CLIENTS, set_x=SET_X, set_y=SET_Y)
     path, output = run(method, game, tmp_path, "z", "average")

@@ -36,7 +36,7 @@ MAPS = {
 @pytest.mark.parametrize("weight", [0.0, 0.4, 2.0])
 @pytest.mark.parametrize("name", MAPS)
 def test_mirror_maps_against_brute_force(name, weight):
-    """No point of many, near and far, does better than strong convexity allows."""
+    """No sampled point, near or far, has a smaller value than strong convexity allows."""
     prox, d, phi, members, outside = MAPS[name]
     rng = np.random.default_rng(40)
     for scale in (0.2, 1.0, 3.0):  # within the sets and the thresholds, and beyond them

@@ -1,7 +1,7 @@
 """Checks of the reference loops themselves: identities, limits and numbers worked out by hand.
 
 Tolerances: 1e-12 where both sides are the same real numbers reached by different float64 operations on
-quantities of order 1 (tens of steps, so some 1e-14 of rounding); anything wider is explained where it stands.
+quantities of order 1 (tens of steps, so some 1e-14 of rounding); wider tolerances are explained next to them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_full_weights_give_local_sgda(noise, reading):
     game, weights = Game(3, noise), [1.0, 2.0, 0.5]
 
     def grad(k, x, y, t):
-        """Step 1 of FGDA uses the q = 3 initial samples; every later step t the sample t."""
+        """Step 1 of FGDA uses the q = 3 initial samples, every later step t uses sample t."""
         pairs = [game.grad(k, x, y, key) for key in ([("init", j) for j in range(3)] if t == 1 else [t])]
         return sum(gx for gx, gy in pairs) / len(pairs), sum(gy for gx, gy in pairs) / len(pairs)
 
@@ -125,7 +125,7 @@ def test_readings_differ_with_several_clients_and_steps():
 
 @pytest.mark.parametrize("matrix", FACTORIES)
 def test_first_matrix_is_never_used_when_every_step_is_a_sync(matrix):
-    """The first sync comes before the first step, and refreshes once whatever the first matrix was."""
+    """The first synchronisation is before the first step, and refreshes the matrix, whatever it was before."""
     game = Game(3, 0.2)
     options = dict(q=1, matrix=FACTORIES[matrix])
     rule, identity, rho = (run(game, first_matrix=first, **options) for first in ("rule", "identity", "rho"))

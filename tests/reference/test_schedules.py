@@ -1,7 +1,7 @@
-"""Rates and weights that change at every step, against the boxes: a step counted one off must show.
+"""Step sizes and weights that change at every step, against the boxes: an index that is off by one must show.
 
-Each setting has a schedule of its own that falls fast, so that no two of its values, and no two settings, can
-stand in for each other. Tolerance 1e-10 in float64: the same few hundred operations in another order.
+Each setting has its own schedule that decreases fast, so that no two values of a setting, and no two settings,
+are interchangeable. Tolerance 1e-10 in float64: the same few hundred operations in another order.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_decays_at_the_step_of_the_synchronisation(tmp_path, q, first, matrix):
 
 @pytest.mark.parametrize("q", [1, 3])
 def test_local_sgda(tmp_path, q):
-    """Two schedules of different forms, neither of them the other at another step."""
+    """Two schedules of different forms, neither of which is a shift of the other."""
     eta_x = {"name": "power", "scale": 0.1, "offset": 1, "exponent": 0.8}
     eta_y = {"name": "steps", "value": 0.08, "boundaries": [*range(1, 9)], "factor": 0.7}
     game = Game(clients=CLIENTS)

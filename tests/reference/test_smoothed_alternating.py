@@ -1,6 +1,6 @@
-"""Checks of the alternating loop of Smoothed-GDA: rounds worked out by hand, identities with its neighbours.
+"""Checks of the alternating loop of Smoothed-GDA: rounds worked out by hand, identities with related methods.
 
-Tolerance: 1e-12 where both sides are the same real numbers of order 1, reached by other float64 operations.
+Tolerance: 1e-12 where both sides are the same real numbers of order 1, reached by different float64 operations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def distance(left, right):
 
 @pytest.mark.parametrize("top", [None, 2.5])
 def test_two_rounds_by_hand(top):
-    """f_1 = x²/2 + 2xy and f_2 = x²/2 - y²/2 + 4y from (1, 2), weights 1 and 3; the second's ∂_y gets + t.
+    """f_1 = x²/2 + 2xy and f_2 = x²/2 - y²/2 + 4y from (1, 2), weights 1 and 3; + t is added to the second ∂_y.
 
     Mean gradients x + y/2 and x/2 - 3y/4 + 3 + 3t/4; steps .5 and 1, p = .5, β = .25.
     """
@@ -68,7 +68,7 @@ def test_a_game_whose_blocks_do_not_meet_cannot_tell_the_orders_apart():
 
 @pytest.mark.parametrize("smoothing", [dict(p=0.0, beta=0.3), dict(p=0.8, beta=1.0)])
 def test_without_a_pull_it_is_alternating_descent_ascent(smoothing):
-    """p = 0 and β = 1 agree in x and y, and a step of x alone followed by one of y alone is the same."""
+    """p = 0 and β = 1 give the same x and y, as does a step of x alone followed by one of y alone."""
     game, x, y = Game(3, 0.3), X1, Y1
     for t, point in enumerate(run(game, project_x=ball, **smoothing), start=1):
         x = ball(x - 0.06 * sum(game.grad(k, x, y, t)[0] for k in range(3)) / 3)

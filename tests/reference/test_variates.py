@@ -1,7 +1,7 @@
 """The loops of ``variates`` and ``fedopt`` against numbers worked out by hand.
 
 Two clients with f_k(x, y) = a_k x²/2 + xy - y²/2 + b_k x, a = (1, 3), b = (0, 2): gradients a_k x + y + b_k
-and x - y. Steps are powers of two, so that nothing rounds.
+and x - y. Steps are powers of two, so there is no rounding.
 """
 
 import itertools
@@ -65,7 +65,7 @@ def test_scaffold_with_two_steps():
 
 
 def test_scaffold_in_both_blocks():
-    """With one client in both rounds c_i = c, whatever the option: K steps of descent ascent."""
+    """With one client c_i = c in both rounds for every option: K steps of gradient descent ascent."""
     for option in ("II", "I"):
         path = variates.scaffold_minimax(
             grad, X, Y, [[[0]]] * 2, [1.0], K=1, eta_l=0.25, eta_g=2.0, option=option
@@ -94,9 +94,9 @@ def test_lengths_of_stages_in_a_ratio_that_is_no_whole_number():
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_codasca_forgets_its_variates_in_a_new_stage(keep):
-    """Stages of 1 and 3 rounds, η = 1/4 and 1/8, no proximal term to speak of. Round 1 has both: the mean step
+    """Stages of 1 and 3 rounds, η = 1/4 and 1/8, and a negligible proximal term. Round 1 has both: the mean step
     5/4 to -0.25, of y 1/4 to 1.75, with c_1 = (7, -1), c = (5, -1). Round 2 has client 1: gradients 3 and -2,
-    less 7 and plus 5 where the variates are kept."""
+    minus 7 and plus 5 if the variates are kept."""
     path = variates.codasca(
         grad, X, Y, [BOTH, [[1]]], EQUAL, K=1, eta=0.25, T=1, decay=2.0, prox=0.0, keep_variates=keep
     )

@@ -2,8 +2,7 @@
 hand.
 
 Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on
-quantities of order 1 to 100 (tens of steps, so some 1e-14 of rounding relative to them); anything wider is
-explained where it stands.
+quantities of order 1 to 100 (tens of steps, so some 1e-14 of rounding relative to them); wider tolerances are explained next to them.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def test_b5_dual_extrapolation_without_regulariser_is_lesgd(start, options):
 
 @pytest.mark.parametrize("prox", PROXES)
 def test_b6_b7_dual_extrapolation_that_averages_z_only_is_fedualex(prox):
-    """With server rate 1; the points of FeDualEx are the mirror images of the duals, at the next weight."""
+    """With global step size 1; the points of FeDualEx are the mirror images of the duals, at the next weight."""
     field, map = Field(3, 0.3), PROXES[prox]
     left = field.run(local_dual_extrapolation, prox=map, **Z_ONLY)
     images = [(map(dual, 3 * r * ETA), output) for r, (dual, output) in enumerate(left, start=1)]
@@ -203,7 +202,7 @@ def multiplier(method, eta, gamma, H=0):
 def test_on_a_rotation_lsgd_diverges_while_lesgd_and_lippax_converge(method, options):
     """The saddle of f(a, b) = a b: the length changes by |multiplier| in every step, whatever K.
 
-    One inner step with the gamma of the theorems is too few here: |multiplier| = 1.02.
+    One inner step with the gamma of the theorems is not enough here: |multiplier| = 1.02.
     """
     extra = options | {"L": 1.0} if method is lippax else {}
     path = method(lambda k, z, key: torch.stack([z[1], -z[0]]), 2, [3.0, -1.0], K=4, rounds=10, eta=0.5, **extra)

@@ -1,9 +1,9 @@
-"""SAGDA, FedGDA-GT, K-GT-Minimax, SCAFFOLD, CODA+ and CODASCA as plain loops over rounds, clients and steps, from their formulas alone.
+"""SAGDA, FedGDA-GT, K-GT-Minimax, SCAFFOLD, CODA+ and CODASCA as plain loops over rounds, clients and steps.
 
-``grad(k, x, y, (r, j))`` gives both gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ...
-or, with j ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, of which there is one.
-``weights`` has one number a client. ``project`` has the projections of x and of y, which come after each local
-step and after the server's. All return the point after each round.
+``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ... or, if j
+is ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, of which there is one. ``weights`` has one
+number per client. ``project`` has the projections of x and of y, which are applied after each local step and after the
+server's step. All functions return the point after each round.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def sagda(
 
 
 def renewed(c, new, old, weights):
-    """c + (1/N) Σ (c_i⁺ - c_i), with the clients' weights in the place of 1/N; who is absent adds nothing."""
+    """c + (1/N) Σ (c_i⁺ - c_i), with the clients' weights instead of 1/N; absent clients add nothing."""
     return c + sum(w * (one - other) for w, one, other in zip(weights, new, old)) / sum(weights)
 
 
 def scaffold(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, option="II", project=FREE):
-    """Without a block y: ``y`` is where the gradients are asked for, and stays there."""
+    """For problems without a block y: gradients are evaluated at the fixed ``y``."""
     path, c = [], 0 * x
     own = [0 * x for _ in weights]
     for r, (cohort,) in enumerate(cohorts, 1):

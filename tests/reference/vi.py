@@ -3,9 +3,9 @@
 
 ``operator(m, z, (t, j))`` gives machine m's stochastic operator (1-D float64 tensors) on the sample of its
 j-th oracle call in step t; m = 0 .. clients - 1, t = 1 .. rounds * K, j = 0, 1, ... Every method returns one
-pair per round, after its sync t = K, 2K, ...: the averaged point z_t, and the output so far, which is the
-mean over the machines and the steps 1 .. t of the method's output sequence (at a sync the averaged member
-counts).
+pair per round, after its synchronisation t = K, 2K, ...: the averaged point z_t, and the output so far, which
+is the mean over the machines and the steps 1 .. t of the method's output sequence (at a synchronisation, of
+its average).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lsgd(operator, clients, z0, *, K, rounds, eta):
 
 
 def lesgd(operator, clients, z0, *, K, rounds, eta, sync_extrapolation=True):
-    """Output sequence: x_t. Without ``sync_extrapolation`` only z_t is averaged at a sync."""
+    """Output sequence: x_t. Without ``sync_extrapolation`` only z_t is averaged."""
 
     def step(t, z):
         x = [z[m] - eta * operator(m, z[m], (t, 0)) for m in range(clients)]                                    # (4)
@@ -43,8 +43,7 @@ def lesgd(operator, clients, z0, *, K, rounds, eta, sync_extrapolation=True):
 
 
 def lippax(operator, clients, z0, *, K, rounds, eta, H, gamma=None, L=None):
-    """Output sequence: x_t. Give gamma, or L for the gamma of the theorems; the sample (t, H) is that of line
-    9."""
+    """Output sequence: x_t. Takes gamma, or L for the gamma of the theorems; line 9 uses the sample (t, H)."""
     gamma = inner_step_size(eta, L) if gamma is None else gamma
 
     def step(t, z):                                                                                             # 2
@@ -63,8 +62,7 @@ def lippax(operator, clients, z0, *, K, rounds, eta, H, gamma=None, L=None):
 
 
 def slippax(operator, clients, z0, *, K, rounds, eta, H, delta, smooth, gamma=None, L=None):
-    """As LIPPAX, with inner calls at x + delta * s where ``smooth(m, t, j)`` is the Gaussian s of the j-th of
-    them."""
+    """As LIPPAX, with inner calls at x + delta * s where ``smooth(m, t, j)`` is the Gaussian s of the j-th call."""
     gamma = inner_step_size(eta, L) if gamma is None else gamma
 
     def step(t, z):                                                                                             # 2
@@ -88,9 +86,9 @@ def local_dual_extrapolation(
 ):
     """Output sequence: v_t. Here z_0, and z_t in the result, are dual points.
 
-    ``prox(dual, weight)`` is the mirror map of |.|^2 / 2 + weight * phi. ``t0_mirror`` says what u_0 is:
-    prox(z_0, 0), which still projects where phi is an indicator, or the starting point itself ("identity"):
-    ``point``, by default z_0. Without ``sync_extrapolation`` only z_t is averaged at a sync.
+    ``prox(dual, weight)`` is the mirror map of |.|^2 / 2 + weight * phi. ``t0_mirror`` chooses u_0:
+    prox(z_0, 0), which is a projection if phi is an indicator function, or the starting
+    point ``point`` ("identity"), by default z_0. Without ``sync_extrapolation`` only z_t is averaged.
     """
     assert t0_mirror in ("prox", "identity"), t0_mirror
     point = torch.as_tensor(z0 if point is None else point, dtype=torch.float64)
@@ -116,13 +114,12 @@ def inner_step_size(eta, L):
 
 
 def smoothing_radius(eta, sigma, d, theorem=False):
-    """delta of SLIPPAX in d dimensions at noise level sigma: what the proof takes, or what Theorem 5
-    prints."""
+    """delta of SLIPPAX in d dimensions at noise level sigma: as in the proof, or as printed in Theorem 5."""
     return eta * sigma / (math.sqrt(d) if theorem else d**0.25)
 
 
 def _rounds(step, clients, z0, K, rounds):
-    """``step(t, z)`` gives, for all machines, z_t and the member t of the output sequence."""
+    """``step(t, z)`` returns z_t and the element t of the output sequence, for all machines."""
     z = [torch.as_tensor(z0, dtype=torch.float64).reshape(-1) for m in range(clients)]
     path, total = [], 0.0
     for t in range(1, rounds * K + 1):

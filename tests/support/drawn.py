@@ -21,3 +21,17 @@ def rows(seed: int, client: int, r: int, count: int, high: int, batch_size: int)
 def noise(law, seed: int, client: int, r: int, count: int, size: int) -> np.ndarray:
     """Return the noise of every sample of round ``r``, ``[count, size]``."""
     return law(Stream(seed, "noise", [client], r, count), size)[0]
+
+
+def length(seed: int, r: int, p: float) -> int:
+    """Return the number of steps of round ``r`` of ProxSkip: more than L steps have probability (1 - p)^L."""
+    uniform = Stream(seed, "method/period", round=r).uniform().item()
+    steps = 1
+    while (1 - p) ** steps >= uniform:
+        steps += 1
+    return steps
+
+
+def coin(seed: int, client: int, r: int, j: int) -> float:
+    """Return the uniform number of step ``j`` of round ``r`` that decides on a client's reference point."""
+    return Stream(seed, "method/refresh", [client], r, first=j).uniform().item()

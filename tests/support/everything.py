@@ -70,6 +70,13 @@ METHODS = {
     "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
     "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedVARP": (dict(K=2, eta=0.01), dict(eta=0)),
+    "MIFA": (dict(K=2, eta=0.01), None),
+    "LocalAdaSEG": (dict(K=2, G_0=1.0, D=0.1), None),
+    "FATClipping": (dict(lam=0.5, per="round", **GLOBAL), dict(eta_xl=0, eta_yl=0)),
+    "Bi2Clip": (dict(K=2, eta=0.01, u=0.5, u_g=0.1, d=0.01), dict(eta_g=0)),
+    "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), None),
+    "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), None),
 }
 
 
@@ -118,6 +125,8 @@ SETTINGS = {
 }
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
+#: Problems with sets, which methods that do not project refuse.
+CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax"}
 
 
 def method(name: str, zero: bool = False):
@@ -143,7 +152,12 @@ def fits(method_name: str, problem_name: str) -> bool:
     return ours == theirs or (ours, theirs) == ("operator", "minimax")
 
 
-FITTING = [(one, other) for one in ALGORITHMS for other in PROBLEMS if fits(one, other)]
+FITTING = [
+    (one, other)
+    for one in ALGORITHMS
+    for other in PROBLEMS
+    if fits(one, other) and (ALGORITHMS[one].constrained or other not in CONSTRAINED)
+]
 #: Methods of the five papers run on all compatible problems, the others on every third of them.
 OFTEN = {
     "FGDA", "AdaFGDA", "FedNSGDAM", "FedMuonDA", "FedSGDAClip", "LSGD", "LESGD", "LIPPAX", "SLIPPAX",

@@ -23,16 +23,19 @@ from mpifed.algorithms import (
     LIPPAX,
     LSGD,
     MFCGD,
+    MIFA,
     SAGDA,
     SCAFFOLD,
     SLIPPAX,
     STEM,
     AdaFGDA,
     AdaMFCGD,
+    Bi2Clip,
     CODAPlus,
     ComFedL,
     ExtraSGD,
     ExtraStepLocalSGD,
+    FATClipping,
     FedAvg,
     FedDualAvg,
     FedGDAGT,
@@ -46,8 +49,10 @@ from mpifed.algorithms import (
     FedSGDAM,
     FedSGDAPlus,
     FeDualEx,
+    FedVARP,
     KGTMinimax,
     LFedNest,
+    LocalAdaSEG,
     LocalAMSGrad,
     LocalDualExtrapolation,
     LocalMOML,
@@ -57,6 +62,8 @@ from mpifed.algorithms import (
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
+    ProxSkipLSVRGDAFL,
+    ProxSkipVIPFL,
     SmoothedGDA,
 )
 from mpifed.parallel.comm import SerialComm
@@ -71,6 +78,7 @@ RATES = dict(eta_x=0.01, eta_y=0.01)
 NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 LOCAL = dict(K=K, eta=0.01)
 CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
+SKIP = dict(gamma=0.01, p=1 / K, period="fixed")
 NEST = dict(tau=K, alpha=0.01, beta=0.01)
 
 #: Method, problem, elements up, elements down, phases, calls; a comment if a paper counts otherwise.
@@ -177,6 +185,14 @@ COSTS = {
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
     "AFL": (AFL(gamma_x=0.01, gamma_y=0.01), Game, D, D, 1, 1),  # a mixture sends all coordinates of y
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
+    "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),
+    "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),
+    "FATClipping": (FATClipping(lam=0.5, **GLOBAL), Game, D, D, 1, K),
+    "Bi2Clip": (Bi2Clip(u=0.5, u_g=0.1, **LOCAL), Half, X, X, 1, K),
+    "LocalAdaSEG": (LocalAdaSEG(K=K, G_0=1.0, D=0.1), Game, D + 1, D, 1, 2 * K),
+    "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
+    # A new reference point in every step.
+    "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
 }  # fmt: skip
 
 

@@ -20,8 +20,16 @@ from mpifed.simulation.simulation import Simulation
 #: Rounds after which a momentum of weight 0.1 has converged to 1e-11.
 ROUNDS = 240
 #: Methods whose steps may not be 0, with steps that change no digit.
-TINY = {"LIPPAX": {"eta": 1e-14}, "SLIPPAX": {"eta": 1e-14}, "CODAPlus": {"eta": 1e-14}}
-TINY["FedGDAGT"] = {"eta_xl": 1e-14, "eta_yl": 1e-14}
+TINY = {
+    "LIPPAX": {"eta": 1e-14},
+    "SLIPPAX": {"eta": 1e-14},
+    "CODAPlus": {"eta": 1e-14},
+    "FedGDAGT": {"eta_xl": 1e-14, "eta_yl": 1e-14},
+    "LocalAdaSEG": {"D": 1e-14},
+    "MIFA": {"eta": 1e-14},
+    "ProxSkipVIPFL": {"gamma": 1e-14},
+    "ProxSkipLSVRGDAFL": {"gamma": 1e-14},
+}
 #: Options that send other messages.
 OPTIONS = {
     "SAGDA, fresh": ("SAGDA", {"variates": "fresh"}),

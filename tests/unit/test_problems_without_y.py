@@ -37,8 +37,11 @@ def test_fsgda_without_y_is_bitwise_fedavg(tmp_path, group, weights):
     assert np.abs(np.diff(paths[0], axis=0)).max() > 1e-2
 
 
-#: SLIPPAX's smoothing radius depends on the number of variables.
-ALONE = [name for name in METHODS if ALGORITHMS[name].family in ("minimax", "operator") and name != "SLIPPAX"]
+#: SLIPPAX's smoothing radius depends on the number of variables, LocalAdaSEG's step size on y.
+COUPLED = ("SLIPPAX", "LocalAdaSEG")
+ALONE = [
+    name for name in METHODS if ALGORITHMS[name].family in ("minimax", "operator") and name not in COUPLED
+]
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference import proximal
 
-from mpifed.core.sets import Ball, Box, Nuclear, Sets, Simplex
+from mpifed.core.sets import Ball, Box, Indicator, Nuclear, Sets, Simplex
 from mpifed.core.streams import generator
 
 
@@ -27,6 +27,10 @@ def test_value_of_the_nuclear_norm():
     """diag(3, -4) has the singular values 4 and 3."""
     diagonal = torch.tensor([[3.0, 0.0, 0.0, -4.0]], dtype=torch.float64)
     assert Nuclear(shape=(2, 2), lam=0.1).value(diagonal).tolist() == pytest.approx([0.7], rel=1e-15)
+
+
+def test_value_of_an_indicator_function():
+    assert Indicator(Ball(2.0)).value(torch.ones(3, 4)).tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sets: pickle.loads(pickle.dumps(sets))])

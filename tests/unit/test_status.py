@@ -466,7 +466,7 @@ def test_more_runs_than_lines_of_the_terminal(tmp_path, shown, monkeypatch):
 
 def test_a_real_terminal_and_a_dumb_one(tmp_path):
     write(tmp_path / "a", auc=decay(0.1))
-    for kind, expected in (("xterm", True), ("dumb", False)):
+    for kind, expected in (("ansi", True), ("xterm", True), ("dumb", False)):
         mine, theirs = pty.openpty()
         words = [sys.executable, "-m", "mpifed", "status", "--follow"]
         options = {"env": environment() | {"TERM": kind}, "cwd": tmp_path}

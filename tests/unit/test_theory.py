@@ -307,9 +307,9 @@ def test_the_conditions_of_the_composition_theorems_hold(name):
         assert c1**2 + c2**2 <= 24**4 * q**2 * gamma**4 * S**4 / (9 * rho**4)
         assert rho * (c1**2 + c2**2) ** 0.25 / (12 * 5**0.5 * q * S) <= gamma
         assert gamma <= 3 * rho * q * S / (4 * W) * ROUNDING
-        assert n >= max(2, c1**3, c2**3, c3**3, (24 * gamma * q * S / rho) ** 3) / ROUNDING**3
         smooth = math.sqrt(2 * C_f**2 * L_g**2 + 2 * C_g**4 * L_f**2)
-        assert gamma <= n ** (1 / 3) * rho / (2 * smooth) * ROUNDING
+        root = max(1, c1, c2, c3, 24 * gamma * q * S / rho, 2 * smooth * gamma / rho)
+        assert n == pytest.approx(max(2, root**3), rel=1e-12), "the smallest offset that the conditions allow"
 
 
 def test_the_steps_of_shen_et_al():

@@ -88,6 +88,7 @@ def test_schedules_and_several_settings():
     said = prescribe("huang-2024-2", L=problem.ell_clients, mu=0.1, sigma=0, K=6, q=4, T=120, **constants)
     assert (config.algorithm.gamma, config.algorithm.lam) == (said.steps["gamma"], said.steps["lam"])
     assert config.algorithm.eta.offset == said.steps["eta"]["offset"]
+    assert config.theory["T"] == 120
     assert (config.algorithm.alpha.c, config.algorithm.beta.c) == tuple(
         said.steps[key]["c"] for key in ("alpha", "beta")
     )

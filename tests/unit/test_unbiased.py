@@ -11,7 +11,16 @@ import torch
 from games import configuration
 
 from mpifed import Algorithm, Blocks, Config, Record
-from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, FedNormSGDA, FedNormSGDAPlus, LocalSGDA
+from mpifed.algorithms import (
+    CODASCA,
+    MIFA,
+    SAGDA,
+    SCAFFOLD,
+    FedNormSGDA,
+    FedNormSGDAPlus,
+    FedVARP,
+    LocalSGDA,
+)
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import Participation, systematic_sample
 from mpifed.core.problem import Minimisation
@@ -172,3 +181,20 @@ def test_stored_fields_without_declared_changes_are_refused(tmp_path):
         problem=Quadratic(),
         participation={"availability": {"name": "bernoulli", "probability": 1, "unbiased": True}},
     )
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_memories_of_all_clients(tmp_path, weights):
+    """MIFA averages the memories of all clients, which unbiased averages do not change; FedVARP also averages
+    over the cohort."""
+    law, points = {**UNEQUAL["weighted"], "weights": weights}, []
+    for unbiased in (True, False):
+        law["availability"] = {**law["availability"], "unbiased": unbiased}
+        run = simulation(MIFA(K=2, eta=0.05), tmp_path, **law)
+        run.start()
+        for _ in range(5):
+            run.step()
+        points.append(run.point())
+    torch.testing.assert_close(*points, rtol=1e-13, atol=0)  # rounding of the factors
+    with pytest.raises(ConfigError, match="clients of FedVARP store memory"):
+        Config(algorithm=FedVARP(K=2, eta=0.05), problem=Quadratic(), participation=UNEQUAL["weighted"])
