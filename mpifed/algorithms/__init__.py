@@ -13,6 +13,7 @@ from mpifed.algorithms.composition_baselines import (
     LocalSCGD,
     LocalSCGDM,
 )
+from mpifed.algorithms.drfa import DRFA
 from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
@@ -47,7 +48,7 @@ ALGORITHMS = {
         FedNest, LFedNest,
         FLRA,
         LocalAMSGrad,
-        AFL,
+        AFL, DRFA,
         FedAvg, SCAFFOLD, STEM,
         FedVARP, MIFA,
         LocalAdaSEG,

@@ -181,7 +181,7 @@ default ranges: weights from .01 to 1, decays such that 1 minus the decay is fro
 to 1. Integers, and floats whose default is 1, unset or infinite, keep their default. See
 [Tuning](tuning.md).""",
 }
-#: Algorithm.projects → where new points are projected, for `mpifed info`.
+#: Algorithm.projects → where y is projected, for `mpifed info`.
 PROJECTED = {"clients": "clients", "server": "server, so clients may see different coordinates of y"}
 #: The settings of a job file outside its sections.
 TOP_LEVEL = [
@@ -390,8 +390,8 @@ def _print_method(method: Algorithm) -> None:
     if paper_cost := declared(method, "paper_cost"):
         echo(f"  in the papers (D is the number of variables): {paper_cost}")
     echo(f"  partial participation: {partial}")
-    if method.constrained:
-        echo(f"  projection onto sets: at the {PROJECTED[method.projects]}")
+    if method.constrained and declared(method, "family") in ("minimax", "operator"):
+        echo(f"  projection of y: at the {PROJECTED[method.projects]}")
     echo("  bytes up and down are measured during a run and stored in its results")
 
 

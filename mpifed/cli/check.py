@@ -213,6 +213,8 @@ class _Coupled(Minimax):
 
 def problems_for(method: Algorithm) -> dict[str, Problem]:
     """Return the problems on which a method is run, by a description."""
+    if method.mixture:
+        return {"a mixture of the clients' losses": QuadraticMixture(clients=5)}
     if method.family == "composition":
         return {"a composition": LinearMAML(clients=5, d=3, samples=6)}
     if method.family == "minimisation":

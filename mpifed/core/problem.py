@@ -280,6 +280,8 @@ class Minimax(Problem):
 
     family = "minimax"
     layouts = (("x", "y"), ("x",))
+    #: Whether y has one weight per client, f_n(x, y) = N y_n ℓ_n(x) - r(y): a mixture of the clients' losses.
+    mixture: ClassVar[bool] = False
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
         """Compute f_n on a batch of client n: a scalar.

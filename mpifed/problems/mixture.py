@@ -48,7 +48,7 @@ class _Mixture(Minimax):
     source = "Mohri, Sivek & Suresh 2019"
     cites = ("mohri2019afl",)
     sets = Sets(y=Simplex())
-    separate_coordinates = True
+    separate_coordinates = mixture = True
 
     def expect_few_clients(self) -> None:
         """Raise a ``ValueError`` if there are more than :data:`LARGEST` clients."""

@@ -181,6 +181,11 @@ class SimulationSettings(Strict, BaseModel):
                 f"{method} solves {family} problems, but {name} is {article} {problem.family} "
                 f"problem: expected one of {suitable}"
             )
+        if algorithm.mixture and not getattr(problem, "mixture", False):
+            raise ValueError(
+                f"{method} is defined for mixtures of the clients' losses, with one weight in y per client, "
+                f"but {name} does not declare mixture = True: expected one of ClientMixture, QuadraticMixture"
+            )
         if problem.separate_coordinates and algorithm.projects != "server":
             suitable = join_names(n for n, c in ALGORITHMS.items() if c.projects == "server")
             raise ValueError(

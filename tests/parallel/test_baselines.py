@@ -33,6 +33,7 @@ from mpifed.algorithms import (
     CDMANC,
     CDMAONE,
     CODASCA,
+    DRFA,
     FLRA,
     MIFA,
     SAGDA,
@@ -325,6 +326,18 @@ CASES = {
         MINIMAX, LocalAMSGrad, cross_device.local_amsgrad,
         dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
     ),
+    **{
+        f"DRFA {name}": Case(
+            MIXTURE, DRFA, agnostic.drfa, dict(tau=3, eta=0.1, gamma=0.02) | options,
+            dict(snapshot=snapshot, fresh_cohort=True), name == "common", True,
+        )
+        for name, options, snapshot in (
+            ("common", {}, lambda r, k: drawn.snapshot(SEED, r, 3)),
+            ("client", dict(snapshot="client"), lambda r, k: drawn.snapshot(SEED, r, 3, k)),
+            ("start", dict(snapshot=0), lambda r, k: 0),
+            ("two steps", dict(snapshot=2, snapshot_weights="uniform"), lambda r, k: 2),
+        )
+    },
     "AFL": Case(MIXTURE, AFL, agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
     **minimax(
         "sagda", SAGDA, GLOBAL, GLOBAL | dict(full_batch=True),

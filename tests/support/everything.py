@@ -61,6 +61,7 @@ METHODS = {
     "LFedNest": (NEST, dict(alpha=0, beta=0)),
     "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
     "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
+    "DRFA": (dict(tau=2, eta=0.01, gamma=0.01), dict(eta=0, gamma=0)),
     "AFL": (dict(gamma_x=0.01, gamma_y=0.01), dict(gamma_x=0, gamma_y=0)),
     "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
     "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
@@ -144,6 +145,8 @@ def fits(method_name: str, problem_name: str) -> bool:
     """Return whether the method runs on the problem."""
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
     if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
+        return False
+    if ALGORITHMS[method_name].mixture and not getattr(PROBLEMS[problem_name], "mixture", False):
         return False
     if PROBLEMS[problem_name].separate_coordinates and ALGORITHMS[method_name].projects != "server":
         return False

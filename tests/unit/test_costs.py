@@ -7,6 +7,7 @@ import pytest
 from baselines import Half
 from fields import Chain, P
 from games import DX, DY, Game, configuration
+from mixtures import LogCosh
 
 from mpifed.algorithms import (
     AFL,
@@ -15,6 +16,7 @@ from mpifed.algorithms import (
     CDMANC,
     CDMAONE,
     CODASCA,
+    DRFA,
     FESSGDA,
     FGDA,
     FLRA,
@@ -183,6 +185,8 @@ COSTS = {
     ),
     "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
+    # The paper counts one number for a loss; a message has all coordinates of y.
+    "DRFA": (DRFA(tau=K, eta=0.01, gamma=0.01), LogCosh, 2 * X + CLIENTS, 2 * X + CLIENTS, 2, K + 1),
     "AFL": (AFL(gamma_x=0.01, gamma_y=0.01), Game, D, D, 1, 1),  # a mixture sends all coordinates of y
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
     "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),

@@ -8,6 +8,7 @@ from baselines import Half
 from everything import METHODS
 from fields import Chain
 from games import Game, configuration
+from mixtures import LogCosh
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import build
@@ -81,7 +82,8 @@ def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
         "minimax": Game(clients=1), "operator": Game(clients=1), "minimisation": Half(clients=1),
         "composition": Chain(clients=1),
     }  # fmt: skip
-    config = configuration(without_steps(name), problems[family], tmp_path, noise=0, batch_size=0)
+    problem = LogCosh(clients=1) if name == "DRFA" else problems[family]
+    config = configuration(without_steps(name), problem, tmp_path, noise=0, batch_size=0)
     observer = Comparing()
     simulation = observer.simulation = Simulation.from_settings(config, SerialComm(), observers=[observer])
     simulation.start()

@@ -1,22 +1,27 @@
 """Mixtures of the clients' losses: values, solutions, and methods that would solve another problem."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from everything import METHODS, method
-from games import configuration
-from mixtures import Undeclared
+from games import DX, configuration
+from identity_games import ROUNDING, VISIBLE, distance, path
+from mixtures import LogCosh, MeanLoss, Undeclared
 from oracles import oracle_of, prepared
 from patches import patches_of
 
-from mpifed.algorithms import ALGORITHMS, FLRA, FSGDA, LSGD, LocalSGDA
+from mpifed import Blocks, Sets
+from mpifed.algorithms import AFL, ALGORITHMS, DRFA, FLRA, FSGDA, LSGD, FedAvg, LocalSGDA
 from mpifed.base.errors import ConfigError
+from mpifed.core.algorithm import Now
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import ClientMixture, DistributionallyRobust, QuadraticMixture
+from mpifed.problems import ClientMixture, DistributionallyRobust, QuadraticMixture, Saddle
 from mpifed.simulation.simulation import Simulation
 
+EXACT = {"noise": None, "batch_size": 0}
 RATES = dict(eta_x=0.05, eta_y=0.05)
 SQUARES, KL = {"rho": 0.7}, {"rho": 0.4, "divergence": "kl", "active": 5}
 
@@ -127,6 +132,7 @@ ONE_STEP = {
     "ExtraSGD": dict(eta=0.05),
     "FedDualAvg": dict(K=1, eta_c=0.05),
     "FedGDAGT": dict(K=1, eta_xl=0.05, eta_yl=0.05),
+    "DRFA": dict(tau=1, eta=0.05, gamma=0.05),
 }
 
 
@@ -173,6 +179,50 @@ def test_only_methods_that_project_at_the_server_are_listed(images):
     )
     listed = text.rpartition("one of ")[2].split(", ")
     assert {"AFL", "FedNormSGDA", "SmoothedGDA"} <= {*listed} <= {*ONE_STEP}
+
+
+@pytest.mark.parametrize("steps, near", [(0, True), (1, False)])
+def test_one_step_of_drfa_with_the_snapshot_at_the_start_is_afl(steps, near):
+    """With the snapshot after the step, λ moves at the new x."""
+    drfa = DRFA(tau=1, eta=0.1, gamma=0.05, snapshot=steps)
+    gap = distance(path(drfa, LogCosh(), **EXACT), path(AFL(gamma_x=0.1, gamma_y=0.05), LogCosh(), **EXACT))
+    assert gap < ROUNDING if near else gap > VISIBLE
+
+
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_drfa_with_constant_uniform_weights_is_fedavg_on_the_losses(cohort):
+    settings = dict(cohort=cohort, noise=None)
+    right = path(FedAvg(K=3, eta=0.1), MeanLoss(), **settings)
+    for gamma, near in ((0.0, True), (0.05, False)):
+        left = path(DRFA(tau=3, eta=0.1, gamma=gamma), LogCosh(), **settings)
+        gap = distance(left[:, :DX], right)
+        assert gap < ROUNDING if near else gap > VISIBLE
+        np.testing.assert_allclose(left[:, DX:].sum(1), 1, atol=ROUNDING)
+        assert left[:, DX:].min() >= 0
+
+
+def test_drfa_is_for_mixtures():
+    method = DRFA(tau=2, eta=0.1, gamma=0.1)
+    with pytest.raises(ConfigError, match="DRFA is defined for mixtures.*Saddle.*one of ClientMixture"):
+        configuration(method, Saddle(), "unused")
+    for settings, error in (
+        (dict(tau=1, snapshot="client"), "draws a step from 1..tau-1: expected tau >= 2, got 1"),
+        (dict(tau=2, snapshot=3), "snapshot: expected at most tau = 2 local steps, got 3"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            DRFA(eta=0.1, gamma=0.1, **settings)
+
+
+def test_the_steps_of_snapshots_cover_their_ranges():
+    """t' from 1..τ, equal for the clients of a round; k - 1 from 0..τ-2, different for the clients."""
+    common, client = [], []
+    for r in range(1, 60):
+        now = Now(r, 1, 4, 4, 1.0, False, Sets(), Blocks(), None, (0, r))
+        oracle = SimpleNamespace(client=np.arange(4))
+        common.append(DRFA(tau=3, eta=0.1, gamma=0.1).snapshot_steps(now, oracle))
+        client.append(DRFA(tau=3, eta=0.1, gamma=0.1, snapshot="client").snapshot_steps(now, oracle))
+    assert {*np.concatenate(common)} == {1, 2, 3} and all(len({*steps}) == 1 for steps in common)
+    assert {*np.concatenate(client)} == {0, 1} and any(len({*steps}) == 2 for steps in client)
 
 
 @pytest.mark.parametrize(
