@@ -78,7 +78,7 @@ class DRFA(Algorithm):
     def client_update(self, now, shared, client, message, oracle):
         x = snapshot = shared.x
         uniform = torch.full_like(shared.y, 1 / now.clients)
-        stop = to_device(self.snapshot_steps(now, oracle)[:, None], x.device)
+        stop = to_device(self.snapshot_steps(now, oracle), x.device)[:, None]
         for k in range(1, self.tau + 1):
             gradient, _ = oracle.grad(x, uniform, oracle.sample())
             x = oracle.sets.x(x - self.eta * gradient)                                      # update
