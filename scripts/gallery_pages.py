@@ -23,6 +23,8 @@ ABSENT = {
     "TextAUC": "its texts are not part of the package",
     "FewShotMAML": "in a pilot with digits, 24 rounds did not improve the accuracy",
 }
+#: Methods that are special cases of others → these methods. They need not be on a page.
+SPECIAL_CASES = {"AFL": "FedNormSGDA", "FedGDAGT": "SAGDA", "KGTMinimax": "SAGDA", "STEM": "FGDA"}
 INDEX = f"""{MARK}
 
 # Gallery
@@ -208,4 +210,6 @@ def index(pages: Path) -> str:
         rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
     missing = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
     absent = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
-    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\nProblems without a page: {absent}.\n"
+    special = ", ".join(f"{one} ({other})" for one, other in SPECIAL_CASES.items())
+    left_out = f"Special cases of other methods, which are not on every page: {special}."
+    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\n{left_out}\n\nProblems without a page: {absent}.\n"

@@ -1,6 +1,7 @@
 """The methods, one family per file."""
 
 from mpifed.algorithms.adaseg import LocalAdaSEG
+from mpifed.algorithms.afl import AFL
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
@@ -12,6 +13,7 @@ from mpifed.algorithms.composition_baselines import (
     LocalSCGD,
     LocalSCGDM,
 )
+from mpifed.algorithms.drfa import DRFA
 from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
@@ -22,7 +24,7 @@ from mpifed.algorithms.fedexp import FedExP
 from mpifed.algorithms.fednest import FedNest, LFedNest
 from mpifed.algorithms.fednova import FedNova
 from mpifed.algorithms.fedprox import FedProx
-from mpifed.algorithms.fgda import FGDA, AdaFGDA
+from mpifed.algorithms.fgda import FGDA, STEM, AdaFGDA
 from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
@@ -31,7 +33,7 @@ from mpifed.algorithms.memory import MIFA, FedVARP
 from mpifed.algorithms.mime import Mime, MimeLite
 from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
-from mpifed.algorithms.variates import SAGDA, SCAFFOLD
+from mpifed.algorithms.variates import SAGDA, SCAFFOLD, FedGDAGT, KGTMinimax
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
 
 #: Every method by name.
@@ -46,12 +48,13 @@ ALGORITHMS = {
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
         LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,
         FedSGDAPlus, FedSGDAM, FedNormSGDA, FedNormSGDAPlus,
-        SAGDA, CODAPlus, CODASCA,
+        SAGDA, FedGDAGT, KGTMinimax, CODAPlus, CODASCA,
         CDMANC, CDMAONE, CDMAADA,
         FedNest, LFedNest,
         FLRA,
         LocalAMSGrad,
-        FedAvg, FedProx, FedNova, FedDyn, FedExP, MimeLite, Mime, SCAFFOLD,
+        AFL, DRFA,
+        FedAvg, FedProx, FedNova, FedDyn, FedExP, MimeLite, Mime, SCAFFOLD, STEM,
         FedVARP, MIFA,
         LocalAdaSEG,
         FATClipping, Bi2Clip,

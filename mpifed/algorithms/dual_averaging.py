@@ -79,6 +79,7 @@ class FedDualAvg(_ServerRate):
     source = "Yuan, Zaheer & Reddi 2021"
     cites = ("yuan2021fedualavg",)
     paper_cost = "up D; down D; 1 phase; 1 operator value per step"
+    projects = "server"
 
     def client_round(self, now, shared, client, message, oracle):
         r, dual = self.round_and_dual(shared, oracle.prox)

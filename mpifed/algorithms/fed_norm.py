@@ -49,6 +49,7 @@ class FedNormSGDA(UnequalSteps):
     source = "Sharma et al. 2023, Fed-Norm-SGDA"
     cites = ("sharma2023fednorm",)
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
+    projects = "server"
     shared = Record(x="x", y="y")
     message = Record(gx="x", gy="y")
 

@@ -1,4 +1,4 @@
-"""FGDA and AdaFGDA (Huang et al. 2024, Algorithm 1): STORM estimators, local steps, adaptive matrices.
+"""FGDA, AdaFGDA (Huang et al. 2024, Algorithm 1) and STEM: STORM estimators, local steps, adaptive matrices.
 
 Lines of Algorithm 1 in the margins of this file:
 
@@ -23,6 +23,10 @@ Readings:
   additional phase at the start of the next round, where the initial estimators remain local. ``box``: the
   box as printed; clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never change. The
   experiments of the paper only need the default.
+* *First estimators.* They remain local, as in line 2. ``first_estimators = "average"`` averages them before
+  the first step, as in STEM.
+* *STEM* (Khanduri et al. 2021) is FGDA for problems without y. Its step size η_t is ``eta``, its a_{t+1} is
+  ``beta``, and its start batch consists of q samples of every client.
 * *Signs.* Descent in x, ascent in y. The minus sign in ŷ in section 4 is a misprint.
 * *Letters.* α is the weight in v (y), β the weight in w (x). ``alpha`` and ``beta`` at t are α_{t+1} and
   β_{t+1}.
@@ -45,7 +49,7 @@ from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, Weight, largest
 
-__all__ = ["FGDA", "AdaFGDA"]
+__all__ = ["FGDA", "STEM", "AdaFGDA"]
 
 _ESTIMATORS = Record(w="x", v="y")
 
@@ -66,6 +70,9 @@ class AdaFGDA(Algorithm):
     )
     sync_estimator: Literal["stem", "local", "mean_after", "box"] = Field(
         default="stem", description="the estimators at a synchronisation (see Readings)"
+    )
+    first_estimators: Literal["local", "average"] = Field(
+        default="local", description="estimators of the first step: each client's own, or their average"
     )
     project_y: Literal["mixed", "step"] = Field(
         default="mixed", description="where y is projected (see Readings)"
@@ -143,15 +150,20 @@ class AdaFGDA(Algorithm):
             return self.storm_after_sync(now, shared, client, before, oracle)
         if self.sync_estimator == "box":
             oracle.sample()  # the sample of the synchronisation, which this reading does not use
-        return (client.w, client.v) if now.round == 1 else (shared.w, shared.v)
+        return self.first(shared, client) if now.round == 1 else (shared.w, shared.v)
 
     def storm_after_sync(self, now, shared, client, before, oracle):
         """Lines 14-16 with the estimators of ``before`` (``shared`` or ``client``); line 2 in round 1."""
         xi = oracle.sample()
         if now.round == 1:
-            return client.w, client.v
+            return self.first(shared, client)
         new, old = (shared.x, shared.y), (client.x, client.y)
         return self.storm(now.step(0), oracle, xi, new, old, before.w, before.v)
+
+    def first(self, shared, client):
+        """Return w_1, v_1."""
+        start = shared if self.first_estimators == "average" else client
+        return start.w, start.v
 
     def step(self, t, x, y, w, v, shared, sets):
         """Return x_{t+1}, y_{t+1} for point and estimators at t: lines 7-8, 11-12 with x̂ and ŷ inserted."""
@@ -172,4 +184,23 @@ class AdaFGDA(Algorithm):
 
 FGDA = Preset(
     "FGDA", AdaFGDA, "FGDA: AdaFGDA with A_t = I, B_t = I.", matrix=Identity(), first_matrix="identity"
+)
+STEM = Preset(
+    "STEM",
+    AdaFGDA,
+    "STEM: local steps along STORM estimators that are averaged with the points; FGDA without y.",
+    about={
+        "source": "Khanduri et al. 2021, STEM",
+        "cites": ("khanduri2021stem",),
+        "family": "minimisation",
+        "paper_cost": "up 2D; down 2D; 1 phase; 2 gradients per step, and a batch at the start",
+    },
+    matrix=Identity(),
+    first_matrix="identity",
+    sync_estimator="stem",
+    first_estimators="average",
+    project_y="mixed",
+    gamma=1.0,
+    lam=0.0,
+    alpha=0.1,
 )

@@ -105,6 +105,7 @@ class SmoothedGDA(Algorithm):
     cites = ("shen2024fessgda", "zhang2020smoothed")
     paper_cost = "central: no communication is counted"
     partial_participation = False
+    projects = "server"
     shared = Record(x="x", y="y", z="x")
 
     message = Record(gx="x", gy="y")

@@ -1,4 +1,4 @@
-"""SAGDA (Yang et al. 2022) and SCAFFOLD (Karimireddy et al. 2020): local steps corrected by control variates.
+"""SAGDA (Yang et al. 2022), FedGDA-GT, K-GT-Minimax and SCAFFOLD: local steps corrected by control variates.
 
 Client i takes steps along g_i - c_i + c. Its control variate c_i estimates its gradient; the server's c
 estimates the mean gradient. Line numbers in the margin are those of Algorithm 1 of SCAFFOLD, whose local
@@ -15,11 +15,18 @@ Readings:
   the same step sizes and a separate control variate.
 * *Cohorts.* The averaged change of the c_i is added to c with the cohort's share of the total weight, |S| / N
   for equal weights.
-* *Start.* Stored variates start at 0, so the first round is a round of FSGDA.
-* *Sets.* If the problem has sets, both blocks are projected after every local step and at the server; the
-  papers have no sets. Option II uses the projected displacement, so c_i lacks the part of the gradient that
-  the projection removes. Steps depend on c - c_i only. If no client moves, c = 0 and the average gradient
-  points out of the set, so a limit is a stationary point of the constrained problem.
+* *Start.* Stored variates start at 0, so the first round is a round of FSGDA. With ``first_variates =
+  "gradient"``, they start at the gradients at the starting point, which an additional phase averages.
+* *FedGDA-GT* (Sun & Wei 2022) is SAGDA with fresh variates, exact gradients and projection at the server. It
+  has one step size, ``eta_xl`` = ``eta_yl``.
+* *K-GT-Minimax* (Li 2024) is stated for a network of clients. Here the mixing matrix is the average over all
+  clients. Its c_i is c - c_i here. Messages contain the changes of the c_i, too, as in SCAFFOLD, although the
+  averaged points determine c. The paper has full participation.
+* *Sets.* If the problem has sets, both blocks are projected after every local step and at the server, or
+  with ``projection = "server"`` at the server only, as in FedGDA-GT; the other papers have no sets. Option II
+  uses the projected displacement, so c_i lacks the part of the gradient that the projection removes. Steps
+  depend on c - c_i only. If no client moves, c = 0 and the average gradient points out of the set, so a
+  limit is a stationary point of the constrained problem.
 """
 
 from __future__ import annotations
@@ -28,12 +35,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, stored, within_round
 from mpifed.core.schedules import PositiveRate, Rate
+from mpifed.core.sets import Sets
 
-__all__ = ["SAGDA", "SCAFFOLD"]
+__all__ = ["SAGDA", "SCAFFOLD", "FedGDAGT", "KGTMinimax"]
 
 _STEPS, _VARIATES = Record(dx="x", dy="y"), Record(cx="x", cy="y")
 _CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's variates
@@ -51,12 +59,17 @@ class _Corrected(Algorithm):
     def client_steps(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 7
         bx, by = shared.cx - client.cx, shared.cy - client.cy
+        sets = oracle.sets if self.projects == "clients" else Sets()
         for k in range(1, self.K + 1):                                                      # line 8
             t = now.step(k)
-            gx, gy = oracle.grad(x, y, oracle.sample())                                     # line 9
-            x = oracle.sets.x(x - self.eta_xl(t) * (gx + bx))                               # line 10
-            y = oracle.sets.y(y + self.eta_yl(t) * (gy + by))
+            gx, gy = oracle.grad(x, y, self.sample(oracle))                                 # line 9
+            x = sets.x(x - self.eta_xl(t) * (gx + bx))                                      # line 10
+            y = sets.y(y + self.eta_yl(t) * (gy + by))
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 13
+
+    def sample(self, oracle):
+        """Return the sample of a local step."""
+        return oracle.sample()
 
     def server_steps(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)                  # line 17
@@ -94,10 +107,36 @@ class SAGDA(_Corrected):
     variates: Literal["fresh", "stored"] = Field(
         default="fresh", description="recompute control variates in each round (two phases), or store them"
     )
+    first_variates: Literal["zero", "gradient"] = Field(
+        default="zero", description="stored variates before the first round: 0, or gradients at the start"
+    )
+    full_batch: bool = Field(default=False, description="use exact gradients, on all data of a client")
+    projection: Literal["clients", "server"] = Field(
+        default="clients", description="project after local steps and at the server, or at the server only"
+    )
 
     source = "Yang et al. 2022, SAGDA"
     cites = ("yang2022sagda",)
     paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient per step, fresh: and 1 per round"
+
+    def __post_init__(self):
+        if self.first_variates == "gradient" and self.variates == "fresh":
+            raise ValueError(
+                "first_variates = 'gradient' is for stored variates: expected variates = 'stored', got "
+                "'fresh'"
+            )
+
+    @property
+    def projects(self) -> str:  # type: ignore[override]
+        return self.projection
+
+    @property
+    def minibatch_alternative(self) -> str:  # type: ignore[override]
+        return "full_batch = false (FedGDAGT: with SAGDA)" if self.full_batch else ""
+
+    @property
+    def start(self) -> tuple[Phase, ...]:  # type: ignore[override]
+        return (Phase(self.client_variates, _VARIATES),) if self.first_variates == "gradient" else ()
 
     @property
     def client(self) -> Record:
@@ -110,8 +149,43 @@ class SAGDA(_Corrected):
         return Phase(self.client_variates, _VARIATES), Phase(self.client_steps, _STEPS, self.server_steps)
 
     def client_variates(self, now, shared, client, message, oracle):
-        message.cx, message.cy = oracle.grad(shared.x, shared.y, oracle.sample())
+        message.cx, message.cy = oracle.grad(shared.x, shared.y, self.sample(oracle))
         client.cx, client.cy = message.cx, message.cy
+
+    def sample(self, oracle):
+        return oracle.full_batch if self.full_batch else oracle.sample()
+
+
+FedGDAGT = Preset(
+    "FedGDAGT",
+    SAGDA,
+    "FedGDA-GT: SAGDA with fresh variates, exact gradients and projection at the server.",
+    about={
+        "source": "Sun & Wei 2022",
+        "cites": ("sun2022fedgdagt",),
+        "paper_cost": "up 2D; down 2D; 2 phases; 1 gradient of all data per step and 1 per round",
+        "projects": "server",
+    },
+    variates="fresh",
+    first_variates="zero",
+    full_batch=True,
+    projection="server",
+    eta_xg=1.0,
+    eta_yg=1.0,
+)
+KGTMinimax = Preset(
+    "KGTMinimax",
+    SAGDA,
+    "K-GT-Minimax: SAGDA with stored variates that start at the gradients of the starting point.",
+    about={
+        "source": "Li 2024, K-GT-Minimax; Liu et al. 2023, K-GT",
+        "cites": ("li2024kgtminimax", "liu2023kgt"),
+        "paper_cost": "up D; down D; 1 phase; 1 gradient per step, and 1 at the start",
+    },
+    variates="stored",
+    first_variates="gradient",
+    full_batch=False,
+)
 
 
 @hyperparameters

@@ -156,6 +156,7 @@ class ExtraSGD(Algorithm):
     paper_cost = "up 2D; down 2D; 2 phases; 2 b operator values per step, one step per round"
     output = "average"
     averages = {"z": "average"}
+    projects = "server"
 
     #: ``rounds`` is the number of rounds in which clients participated.
     shared = Record(z="z", average=not_sent("z"), x="z", rounds=not_sent("scalar"))

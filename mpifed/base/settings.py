@@ -37,6 +37,7 @@ __all__ = [
     "as_table",
     "build",
     "choice",
+    "declared",
     "default_of",
     "explain",
     "explain_record",
@@ -149,14 +150,20 @@ class Preset:
     """A class of settings under another name, with some settings fixed.
 
     Calling a preset creates an instance of ``cls``. Its fields are the settings that are not fixed. All other
-    attributes are those of the class.
+    attributes are those of the class, except for those in ``about``.
+
+    Args:
+        name: name of the preset.
+        doc: description, as the docstring of a class.
+        about: attributes that differ from those of the class, such as ``source``, see :func:`declared`.
+        fixed: the fixed settings.
     """
 
     #: All presets, in the order of their creation.
     instances: ClassVar[list[Preset]] = []
 
-    def __init__(self, name: str, cls: Any, doc: str, **fixed: Any):
-        self.cls, self.fixed = cls, fixed
+    def __init__(self, name: str, cls: Any, doc: str, about: Mapping[str, Any] | None = None, **fixed: Any):
+        self.cls, self.about, self.fixed = cls, dict(about or {}), fixed
         self.__name__ = self.__qualname__ = name
         self.__doc__, self.__module__ = doc, cls.__module__
         Preset.instances.append(self)
@@ -165,9 +172,9 @@ class Preset:
         return build(self, settings, self.__name__)
 
     def __getattr__(self, name: str):
-        if name == "cls":  # not set yet while the preset is copied
+        if name in ("cls", "about"):  # not set yet while the preset is copied
             raise AttributeError(name)
-        return getattr(self.cls, name)
+        return self.about[name] if name in self.about else getattr(self.cls, name)
 
     def __repr__(self) -> str:
         return self.__name__
@@ -197,8 +204,15 @@ class Preset:
 
 
 def preset_of(instance) -> Preset | None:
-    """Return the first preset that can create this instance; ``None`` if there is none."""
-    return next((preset for preset in Preset.instances if preset.matches(instance)), None)
+    """Return the preset with the most fixed settings that can create this instance; ``None`` without one."""
+    matching = (preset for preset in Preset.instances if preset.matches(instance))
+    return max(matching, key=lambda preset: len(preset.fixed), default=None)
+
+
+def declared(instance, name: str):
+    """Return an attribute of a method or a problem, as its preset declares it if the preset does."""
+    preset = preset_of(instance)
+    return preset.about[name] if preset and name in preset.about else getattr(instance, name)
 
 
 def title(instance) -> str:

@@ -17,7 +17,7 @@ from mpifed.algorithms.fedavg import SERVERS
 from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
-from mpifed.base.settings import build, default_of, suggest
+from mpifed.base.settings import build, declared, default_of, suggest
 from mpifed.cli.output import console, echo, print_table
 from mpifed.cli.schema import Row, rows_of, toml
 from mpifed.config.job import SECTIONS, Config
@@ -188,6 +188,8 @@ default ranges: weights from .01 to 1, decays such that 1 minus the decay is fro
 to 1. Integers, and floats whose default is 1, unset or infinite, keep their default. See
 [Tuning](tuning.md).""",
 }
+#: Algorithm.projects → where y is projected, for `mpifed info`.
+PROJECTED = {"clients": "clients", "server": "server, so clients may see different coordinates of y"}
 #: The settings of a job file outside its sections.
 TOP_LEVEL = [
     name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
@@ -353,6 +355,9 @@ def _print_object(name: str, group: str, obj) -> None:
     for label, attribute in (("source", "source"), ("problem family", "family")):
         if value := getattr(obj, attribute, ""):
             echo(f"{label}: {value}")
+    if getattr(obj, "separate_coordinates", False):
+        methods = ", ".join(known for known, cls in ALGORITHMS.items() if cls.projects == "server")
+        echo(f"clients see different coordinates of y: for methods that project at the server ({methods})")
     echo(f"\n{inspect.getdoc(obj) or 'no description'}\n")
     cls = getattr(obj, "cls", obj)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
@@ -379,7 +384,7 @@ def _print_theorem(theorem: Theorem) -> None:
 
 
 def _print_method(method: Algorithm) -> None:
-    """Print records, phases and cost of a method with its default options."""
+    """Print records, phases, cost and projection of a method with its default options."""
     rows = [(record, _fields(getattr(method, record))) for record in ("shared", "client")]
     for when, phases in (("once", method.start), ("every round", method.phases)):
         messages = {phase.name: phase.message for phase in phases}
@@ -390,9 +395,11 @@ def _print_method(method: Algorithm) -> None:
     partial = "yes" if method.partial_participation else "no, every client in every round"
     echo(f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
          f"{method.calls_per_step} evaluation(s) per local step")  # fmt: skip
-    if method.paper_cost:
-        echo(f"  in the papers (D is the number of variables): {method.paper_cost}")
+    if paper_cost := declared(method, "paper_cost"):
+        echo(f"  in the papers (D is the number of variables): {paper_cost}")
     echo(f"  partial participation: {partial}")
+    if method.constrained and declared(method, "family") in ("minimax", "operator"):
+        echo(f"  projection of y: at the {PROJECTED[method.projects]}")
     echo("  bytes up and down are measured during a run and stored in its results")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mpifed.algorithms import MFCGD, LocalDualExtrapolation, LocalSGDA
+from mpifed.algorithms import MFCGD, FedNormSGDA, LocalDualExtrapolation, LocalSGDA
 from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError, ContractError, user_code_errors
 from mpifed.base.settings import problem_settings
@@ -40,7 +40,7 @@ from mpifed.core.sets import Ball, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
-from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML
+from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML, QuadraticMixture
 from mpifed.running.result import Result
 from mpifed.running.run import resume, run
 from mpifed.simulation.evaluation import expect_metrics
@@ -67,6 +67,8 @@ METHODS: dict[str, Algorithm] = {
     "operator": LocalDualExtrapolation(K=2, eta=1e-3),
     "composition": MFCGD(q=2, gamma=1e-3),
 }
+#: The method for minimax problems whose clients see different coordinates of y.
+PROJECTS_AT_SERVER = FedNormSGDA(tau=2, eta_x=1e-3, eta_y=1e-3, gamma_x=1e-3, gamma_y=1e-3)
 
 #: A statement, and a function that raises an exception if it does not hold, or NotChecked.
 Check = tuple[str, Callable[..., object]]
@@ -149,12 +151,17 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         def on_ranks() -> None:
             if not sound[0]:
                 raise NotChecked("a check in one process failed")
-            pair = (subject, _runnable(subject)[0]) if method else (METHODS[subject.family], subject)
+            pair = (subject, _runnable(subject)[0]) if method else (_method_for(subject), subject)
             _same(_run(*pair, comm), _run(*pair), "the results")
 
         if comm.size > 1:
             report.run([(f"{comm.size} ranks give bitwise the same result as one rank", on_ranks)])
     return bool(sound[0]) and report.sound
+
+
+def _method_for(problem: Problem) -> Algorithm:
+    """Return the method with which a problem is run."""
+    return PROJECTS_AT_SERVER if problem.separate_coordinates else METHODS[problem.family]
 
 
 def _construct(name: str, settings: dict):
@@ -206,17 +213,23 @@ class _Coupled(Minimax):
 
 def problems_for(method: Algorithm) -> dict[str, Problem]:
     """Return the problems on which a method is run, by a description."""
+    if method.mixture:
+        return {"a mixture of the clients' losses": QuadraticMixture(clients=5)}
     if method.family == "composition":
         return {"a composition": LinearMAML(clients=5, d=3, samples=6)}
     if method.family == "minimisation":
         return {"a problem without y": _LeastSquares()}
+    mixture: dict[str, Problem] = {
+        "a problem whose clients see different coordinates of y": QuadraticMixture(clients=5)
+    }
     if method.family == "minimax":
-        return {"a minimax problem": _Coupled(), "a problem without y": _LeastSquares()}
+        return {"a minimax problem": _Coupled(), "a problem without y": _LeastSquares(), **mixture}
     return {
         "an affine game": AffineGame(clients=5, d=4, strong=0.1),
         "a minimax problem as a game": _Coupled(),
         **({"a game with a convex part": L1BoxBilinear(clients=5, dx=3, dy=2)} if method.composite else {}),
         "a problem without y as a game": _LeastSquares(),
+        **mixture,
     }
 
 
@@ -405,6 +418,26 @@ def _monotone(case: _Case) -> None:
     numerics.expect_monotone(case.exact)
 
 
+def _coordinates(case: _Case) -> None:
+    """Compare the coordinates of y in which the gradients of two clients on all their data are not 0."""
+    problem = case.exact
+    if problem.separate_coordinates:
+        raise NotChecked("separate_coordinates = True, so methods that project at the clients are refused")
+    if "y" not in problem.sets or problem.clients < 2:
+        raise NotChecked("y has no set" if "y" not in problem.sets else "the problem has one client")
+    if _generates(problem):
+        raise NotChecked("samples are generated, so the expectation of the gradient is unknown")
+    one, other = (
+        numerics.ascent(Probe(problem, probe.clients, probe.point, 0)) != 0 for probe in case.probes()
+    )
+    if one.any() and other.any() and not (one & other).any():
+        raise AssertionError(
+            "the gradients of two clients have no common coordinate of y that is not 0, so the average of "
+            "points that clients have projected is not the projection of the average: set "
+            "separate_coordinates = True, so that methods that project at the clients are refused"
+        )
+
+
 def _generates(problem: Problem) -> bool:
     return problem.draw(address([0], 1, samples_of(problem)[0]), ROWS) is not None
 
@@ -473,23 +506,26 @@ def _scores(case: _Case, dtype: str) -> None:
 
 
 def _finite(case: _Case, dtype: str) -> None:
-    if reason := _run(METHODS[case.problem.family], case.problem, dtype=dtype, eval_every=1).infeasible:
+    if reason := _run(_method_for(case.problem), case.problem, dtype=dtype, eval_every=1).infeasible:
         raise AssertionError(
             f"{reason}: projecting a point twice must give the same point as projecting it once"
         )
 
 
 def _problem_repeated(case: _Case) -> None:
-    _repeated(METHODS[case.problem.family], case.problem)
+    _repeated(_method_for(case.problem), case.problem)
 
 
 def _problem_groups(case: _Case, dtype: str) -> None:
     # A few steps do not amplify rounding errors of kernels that add in other orders beyond 1e-9.
-    _groups(1e-9, METHODS[case.problem.family], case.problem, dtype)
+    _groups(1e-9, _method_for(case.problem), case.problem, dtype)
 
 
 DERIVATIVE_CHECKS: dict[str, list[Check]] = {
-    "minimax": [("gradients agree with finite differences of the loss", partial(_derivatives, "loss"))],
+    "minimax": [
+        ("gradients agree with finite differences of the loss", partial(_derivatives, "loss")),
+        ("clients see the same coordinates of a constrained y", _coordinates),
+    ],
     "operator": [("the operator is monotone on pairs of points", _monotone)],
     "composition": [
         ("Jacobians agree with finite differences of inner", partial(_derivatives, "inner")),

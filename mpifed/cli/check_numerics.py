@@ -22,6 +22,7 @@ from mpifed.core.validation import Probe
 
 __all__ = [
     "NotChecked",
+    "ascent",
     "compare_derivatives",
     "expect_monotone",
     "expect_symmetric",
@@ -88,6 +89,13 @@ def compare_derivatives(name: str, probe: Probe) -> None:
                 f"∂{name}{output}/∂{block} of client {probe.clients[0]} along {along}: expected "
                 f"{expected:.6g} by finite differences, got {got:.6g}"
             )
+
+
+def ascent(probe: Probe) -> Vector:
+    """Return the gradient in y of one client of a minimax problem with a block y, ``[dy]``."""
+    if defines(probe.problem, "gradients"):
+        return probe.several("gradients", *(flat[None] for flat in probe.point))[1][0]
+    return torch.func.grad(lambda y: probe.single("loss", probe.point[0], y))(probe.point[1])
 
 
 def _of_block(function: Callable, point: list[Vector], k: int) -> Callable[[Vector], Any]:

@@ -148,6 +148,11 @@ class Algorithm:
     composite: ClassVar[bool] = False
     #: False if the method does not project, so that problems with sets are refused.
     constrained: ClassVar[bool] = True
+    #: Where y is projected onto its set: "clients" if the server averages points that clients have projected,
+    #: "server" if it averages steps, points outside of the set or dual points, and then projects.
+    projects: ClassVar[str] = "clients"
+    #: Whether the method is defined for mixtures of the clients' losses only (:attr:`Minimax.mixture`).
+    mixture: ClassVar[bool] = False
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns. Empty: the

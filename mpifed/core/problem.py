@@ -103,6 +103,10 @@ class Problem:
     of_training: frozenset[str] = frozenset()
     #: Closed convex feasible sets of the blocks. A block without a set is unconstrained.
     sets: Sets = Sets()
+    #: Whether y has a set and each client's function depends on other coordinates of y. The average of points
+    #: that clients have projected is then not the projection of the average, so that methods that project at
+    #: the clients solve another problem and are refused (:attr:`Algorithm.projects`).
+    separate_coordinates: ClassVar[bool] = False
     #: Names and shapes of the parameters of x that belong to a neural network, the setting ``model``
     #: (``Network`` in ``mpifed.models.base``). Known once the problem is prepared; empty without a network.
     network: Mapping[str, tuple[int, ...]] = {}
@@ -276,6 +280,8 @@ class Minimax(Problem):
 
     family = "minimax"
     layouts = (("x", "y"), ("x",))
+    #: Whether y has one weight per client, f_n(x, y) = N y_n ℓ_n(x) - r(y): a mixture of the clients' losses.
+    mixture: ClassVar[bool] = False
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
         """Compute f_n on a batch of client n: a scalar.

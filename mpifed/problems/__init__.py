@@ -10,6 +10,7 @@ from mpifed.problems.finite_max import FiniteMax
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.matrix_game import MatrixGame
+from mpifed.problems.mixture import ClientMixture, QuadraticMixture
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
@@ -37,6 +38,8 @@ PROBLEMS = {
         WGAN,
         FairClassification,
         Classification,
+        ClientMixture,
+        QuadraticMixture,
         QuadraticNCPL,
         TwoSidedPL,
         FiniteMax,

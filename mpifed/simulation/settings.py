@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import Strict, explain_record, file_name, join_names, title
+from mpifed.base.settings import Strict, declared, explain_record, file_name, join_names, title
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
@@ -176,12 +176,24 @@ class SimulationSettings(Strict, BaseModel):
         algorithm.expect_clients(int(clients))
         families = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
-        if algorithm.family not in families:
+        if (family := declared(algorithm, "family")) not in families:
             article = "an" if problem.family == "operator" else "a"
             suitable = join_names(n for n, c in ALGORITHMS.items() if c.family in families)
             raise ValueError(
-                f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
+                f"{method} solves {family} problems, but {name} is {article} {problem.family} "
                 f"problem: expected one of {suitable}"
+            )
+        if algorithm.mixture and not getattr(problem, "mixture", False):
+            raise ValueError(
+                f"{method} is defined for mixtures of the clients' losses, with one weight in y per client, "
+                f"but {name} does not declare mixture = True: expected one of ClientMixture, QuadraticMixture"
+            )
+        if problem.separate_coordinates and algorithm.projects != "server":
+            suitable = join_names(n for n, c in ALGORITHMS.items() if c.projects == "server")
+            raise ValueError(
+                f"{method} averages points that clients have projected, but the clients of {name} see "
+                "different coordinates of y, so that it would solve another problem. For a method that "
+                f"projects at the server, expected one of {suitable}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
@@ -257,7 +269,7 @@ class SimulationSettings(Strict, BaseModel):
     @property
     def output_rule(self) -> str:
         """The output rule: as set, or the method's default."""
-        return self.output or self.algorithm.output
+        return self.output or declared(self.algorithm, "output")
 
 
 def _expect_settings(part, decorator: str) -> None:

@@ -20,7 +20,10 @@ from mpifed.simulation import client_batching
 from mpifed.simulation.simulation import Simulation
 
 #: Problems with a simplex, whose projection sums in another order on a GPU.
-SIMPLEX = {"AffineShift", "FairClassification", "DistributionallyRobust", "MatrixGame", "FiniteMax"}
+SIMPLEX = {
+    "AffineShift", "FairClassification", "DistributionallyRobust", "MatrixGame", "FiniteMax",
+    "ClientMixture", "QuadraticMixture",
+}  # fmt: skip
 #: Waits of a round beyond one per group and two per phase. Two methods store the number of completed rounds,
 #: which is read per group and by the server; FLRA averages the clients' own blocks, too.
 FURTHER = {"FedDualAvg": 4, "FeDualEx": 3, "FLRA": 1}

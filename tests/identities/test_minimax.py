@@ -43,6 +43,7 @@ from mpifed.algorithms import (
     ExtraStepLocalSGD,
     FATClipping,
     FedAvg,
+    FedGDAGT,
     FedNest,
     FedNormSGDA,
     FedNormSGDAPlus,
@@ -50,6 +51,7 @@ from mpifed.algorithms import (
     FedSGDAM,
     FedSGDAPlus,
     FedVARP,
+    KGTMinimax,
     LFedNest,
     LocalAdaSEG,
     LocalAMSGrad,
@@ -60,6 +62,7 @@ from mpifed.algorithms import (
     ProxSkipVIPFL,
     SmoothedGDA,
 )
+from mpifed.base.settings import title
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -157,6 +160,17 @@ IDENTITIES = {
         ({},),
         right=EXACT,
     ),
+    "FedGDA-GT is CDMA-ONE without noise": Identity(
+        [FedGDAGT(K=K, eta_xl=ETA, eta_yl=ETA)],
+        CDMAONE(K=K, eta_x=ETA, eta_y=ETA),
+        [FedGDAGT(K=1, eta_xl=ETA, eta_yl=ETA), SAGDA(**UNIT), STORED],
+        ({}, {"cohort": 2}),
+        Game(clients=5),
+        right=EXACT,
+    ),
+    "one step of FedGDA-GT is gradient descent ascent": Identity(
+        [FedGDAGT(K=1, eta_xl=0.05, eta_yl=0.04)], LocalSGDA(q=1, **RATES), runs=({},), right=EXACT
+    ),
     "CDMA-ADA with all clients is CDMA-ONE": Identity(
         [CDMAADA(**STEPS, alpha=0.9, b=1.0, a=0.0), CDMAADA(**STEPS, alpha=5.0, b=0.5, a=0.0)],
         CDMAONE(**STEPS),
@@ -178,7 +192,9 @@ IDENTITIES = {
         right={"noise": timed(0, 1), "batch_size": 0},
     ),
     "SAGDA with stored variates, one local step": Identity(
-        [SAGDA(**GLOBAL | {"K": 1}, variates="stored")], FSGDA(**GLOBAL | {"K": 1}), [SAGDA(**GLOBAL)]
+        [SAGDA(**GLOBAL | {"K": 1}, variates="stored"), KGTMinimax(**GLOBAL | {"K": 1})],
+        FSGDA(**GLOBAL | {"K": 1}),
+        [SAGDA(**GLOBAL)],
     ),
     "FedSGDA-M in the stem order": Identity(
         [FedSGDAM(Q=K, alpha=0.5, beta=0.3, average_start=False, **RATES)],
@@ -206,6 +222,7 @@ IDENTITIES = {
         SCAFFOLD(K=K, eta_l=ETA, eta_g=0.8),
         [
             SCAFFOLD(K=K, eta_l=ETA, eta_g=0.8, option="I"),
+            KGTMinimax(**EQUAL),
             CODASCA(**ONE_STAGE | {"prox": 1.3}, eta_g=0.8),
             CODASCA(**ONE_STAGE | {"T": 1}, eta_g=0.8),
         ],
@@ -462,8 +479,14 @@ AT_SADDLE = dict(common=False, at_saddle=True)
 
 @pytest.mark.parametrize(
     "method",
-    [CDMAONE(**STEPS), CDMAADA(**STEPS), FedNest(**NEST), SAGDA(**GLOBAL)],
-    ids=lambda one: type(one).__name__,
+    [
+        CDMAONE(**STEPS),
+        CDMAADA(**STEPS),
+        FedNest(**NEST),
+        SAGDA(**GLOBAL),
+        FedGDAGT(K=K, eta_xl=0.05, eta_yl=0.04),
+    ],
+    ids=title,
 )
 def test_corrected_methods_stay_at_the_saddle_point(method):
     """With all clients; the corrections of a cohort do not average to 0, and uncorrected clients leave the
@@ -482,8 +505,13 @@ def test_corrected_methods_stay_at_the_saddle_point(method):
 
 @pytest.mark.parametrize(
     "method",
-    [STORED, *(SCAFFOLD(K=K, eta_l=ETA, option=one) for one in ("II", "I")), CODASCA(**ONE_STAGE)],
-    ids=["SAGDA", "II", "I", "CODASCA"],
+    [
+        STORED,
+        KGTMinimax(**EQUAL),
+        *(SCAFFOLD(K=K, eta_l=ETA, option=one) for one in ("II", "I")),
+        CODASCA(**ONE_STAGE),
+    ],
+    ids=["SAGDA", "K-GT-Minimax", "II", "I", "CODASCA"],
 )
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(method, cohort):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import drawn
 import numpy as np
@@ -17,22 +18,27 @@ from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
-from reference import clipping, cross_device, memory, plain_training, proxskip, variates
+from mixtures import LogCosh, losses_of
+from reference import agnostic, clipping, cross_device, memory, plain_training, proxskip, variates
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
+from reference.stem import stem
 from resumed import assert_path, assert_resumed
 
 from mpifed import Sets, run
 from mpifed.algorithms import (
+    AFL,
     CDMAADA,
     CDMANC,
     CDMAONE,
     CODASCA,
+    DRFA,
     FLRA,
     MIFA,
     SAGDA,
     SCAFFOLD,
+    STEM,
     Bi2Clip,
     CODAPlus,
     ComFedL,
@@ -40,6 +46,7 @@ from mpifed.algorithms import (
     FedAvg,
     FedDyn,
     FedExP,
+    FedGDAGT,
     FedNest,
     FedNestComposition,
     FedNormSGDA,
@@ -49,6 +56,7 @@ from mpifed.algorithms import (
     FedSGDAM,
     FedSGDAPlus,
     FedVARP,
+    KGTMinimax,
     LFedNest,
     LocalAMSGrad,
     LocalMOML,
@@ -111,6 +119,7 @@ class Family:
     Attributes:
         bound: the problem with binding sets, and the options of the reference for these sets.
         partly: options for fewer sets, which give other points; by default no set.
+        noise: additive noise of the gradients; ``None`` if the reference has losses and gradients on samples.
     """
 
     problem: Callable
@@ -119,6 +128,7 @@ class Family:
     project: dict
     partly: list = field(default_factory=lambda: [{}])
     record: tuple = ("x", "y")
+    noise: Any = NOISE
 
 
 def on_game(reference, cohorts, weights, /, **settings):
@@ -169,6 +179,12 @@ def on_chain(kind):
     return call
 
 
+def on_mixture(reference, cohorts, weights, /, **settings):
+    problem = prepared(LogCosh(clients=CLIENTS))
+    losses = losses_of(problem, SEED, BATCH)
+    return reference(*losses, *start_of(problem, SEED), cohorts, weights, **settings)
+
+
 free = cross_device.free
 MINIMAX = Family(
     Game,
@@ -193,10 +209,17 @@ CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
 
+MIXTURE = Family(
+    LogCosh, on_mixture, lambda clients: LogCosh(clients=clients, set_x=X), {"project_x": X}, noise=None
+)
+
 
 @dataclass
 class Case:
-    """A method, its reference and settings; ``theirs`` are those of the reference where they differ."""
+    """A method, its reference and settings; ``theirs`` are those of the reference where they differ.
+
+    With ``everybody``, all clients participate, as the reference has no cohorts.
+    """
 
     family: Family
     method: type | Callable
@@ -205,6 +228,7 @@ class Case:
     theirs: dict = field(default_factory=dict)
     resumed: bool = False
     sets: bool = False
+    everybody: bool = False
 
     def algorithm(self):
         return self.method(**self.settings)
@@ -223,7 +247,7 @@ class Case:
         return np.array([torch.cat(point).numpy() for point in path])
 
     def cohort(self, size):
-        return size if self.algorithm().partial_participation else None
+        return size if self.algorithm().partial_participation and not self.everybody else None
 
 
 CDMA, NEST = dict(K=3, eta_x=0.05, eta_y=0.04), dict(tau=2, alpha=0.04, beta=0.06)
@@ -329,7 +353,30 @@ CASES = {
         MINIMAX, LocalAMSGrad, cross_device.local_amsgrad,
         dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
     ),
-    **minimax("sagda", SAGDA, GLOBAL, GLOBAL | dict(variates="stored"), module=variates),
+    **{
+        f"DRFA {name}": Case(
+            MIXTURE, DRFA, agnostic.drfa, dict(tau=3, eta=0.1, gamma=0.02) | options,
+            dict(snapshot=snapshot, fresh_cohort=True), name == "common", True,
+        )
+        for name, options, snapshot in (
+            ("common", {}, lambda r, k: drawn.snapshot(SEED, r, 3)),
+            ("client", dict(snapshot="client"), lambda r, k: drawn.snapshot(SEED, r, 3, k)),
+            ("start", dict(snapshot=0), lambda r, k: 0),
+            ("two steps", dict(snapshot=2, snapshot_weights="uniform"), lambda r, k: 2),
+        )
+    },
+    "AFL": Case(MIXTURE, AFL, agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
+    **minimax(
+        "sagda", SAGDA, GLOBAL, GLOBAL | dict(full_batch=True),
+        GLOBAL | dict(variates="stored", projection="server"), GLOBAL | dict(variates="stored"),
+        module=variates,
+    ),
+    **minimax("fedgda_gt", FedGDAGT, dict(K=3, eta_xl=0.05, eta_yl=0.05), module=variates),
+    **minimax("kgt_minimax", KGTMinimax, GLOBAL, module=variates, everybody=True),
+    "STEM": Case(
+        HALF, STEM, stem, dict(q=3, eta=POWER | {"scale": 0.1}, beta=0.3),
+        dict(eta=power(0.1), beta=constant(0.3)), True, True,
+    ),
     **minimax(
         "scaffold_minimax", SCAFFOLD, *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
         module=variates,
@@ -531,7 +578,14 @@ def job(case, out, problem=None, **changes):
     changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
     problem = problem or case.family.problem(clients=CLIENTS)
     config = configuration(
-        case.algorithm(), problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, **changes
+        case.algorithm(),
+        problem,
+        out,
+        seed=SEED,
+        rounds=ROUNDS,
+        batch_size=BATCH,
+        noise=case.family.noise,
+        **changes,
     )
     return config.model_copy(update={"record": case.family.record})
 

@@ -73,13 +73,22 @@ def check_fgda(
     group=1,
     reduction="fused",
     project="mixed",
+    estimators="local",
     ball=None,
     weights="uniform",
     clients=3,
 ):
     settings, counterpart = GENERATORS[generator]
     rates = {"eta": 0.9, "alpha": {"name": "power", "scale": 0.7}, "beta": 0.4}
-    common = dict(q=q, gamma=0.05, lam=0.04, sync_estimator=sync, project_y=project, **rates)
+    common = dict(
+        q=q,
+        gamma=0.05,
+        lam=0.04,
+        sync_estimator=sync,
+        project_y=project,
+        first_estimators=estimators,
+        **rates,
+    )
     method = AdaFGDA(matrix=MATRICES[generator.split()[0]](**settings), first_matrix=first, **common)
     game = Game(clients=clients, ball=ball)
     config = configuration(
@@ -110,6 +119,7 @@ def check_fgda(
             matrix=counterpart,
             sync_estimator=sync,
             first_matrix=first,
+            first_estimators=estimators,
             project=projection,
             project_where=project,
             weights=sizes(game).tolist() if weights == "samples" else None,
@@ -141,6 +151,11 @@ def test_executors_and_reductions(comm, out, sync, group, reduction):
 )
 def test_one_step_rounds(comm, out, generator, sync, first):
     check_fgda(comm, out, 1, generator, sync, first)
+
+
+@pytest.mark.parametrize("sync", SYNC)
+def test_averaged_first_estimators(comm, out, sync):
+    check_fgda(comm, out, 3, "adam", sync, "rule", estimators="average", weights="samples")
 
 
 @pytest.mark.parametrize("project", ["mixed", "step"])

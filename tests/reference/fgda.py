@@ -16,7 +16,7 @@ from .matrices import Identity
 
 def fgda(
     grad, clients, x1, y1, *, q, rounds, gamma, lam, eta, alpha, beta, matrix=None, sync_estimator="stem",
-    first_matrix="rule", project=None, project_where="mixed", weights=None,
+    first_matrix="rule", first_estimators="local", project=None, project_where="mixed", weights=None,
 ):
     """Return the averaged point (x_{t+1}, y_{t+1}) of every sync t = q, 2q, ..., rounds * q."""
     assert sync_estimator in ("stem", "local", "mean_after", "box"), sync_estimator
@@ -24,6 +24,8 @@ def fgda(
     A, B = (matrix or Identity)(), (matrix or Identity)()
     x, y = [_vector(x1) for k in K], [_vector(y1) for k in K]                                                   # 2
     w, v = _initial_estimators(grad, x, y, q)                                                                   # 2
+    if first_estimators == "average":
+        w, v = [_mean(w, weights) for k in K], [_mean(v, weights) for k in K]
     _first_matrix(A, _mean(w, weights), _mean(x, weights), first_matrix, q)                                     # 2
     _first_matrix(B, _mean(v, weights), _mean(y, weights), first_matrix, q)                                     # 2
     path = []

@@ -1,9 +1,9 @@
-"""SAGDA, SCAFFOLD, CODA+ and CODASCA as plain loops over rounds, clients and steps, from their formulas.
+"""SAGDA, FedGDA-GT, K-GT-Minimax, SCAFFOLD, CODA+ and CODASCA as plain loops over rounds, clients and steps.
 
-``grad(k, x, y, (r, j))`` returns both gradients of client k on
-sample j = 0, 1, ... of its round r = 1, 2, ... or, if j is ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, of which there is one.
-``weights`` has one number per client. ``project`` has the projections of x and of y, which are applied after
-each local step and after the server's step. All functions return the point after each round.
+``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ... or, if j
+is ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, of which there is one. ``weights`` has one
+number per client. ``project`` has the projections of x and of y, which are applied after each local step and after the
+server's step. All functions return the point after each round.
 """
 
 from __future__ import annotations
@@ -19,9 +19,56 @@ def free(point):
 FREE = (free, free)
 
 
-def sagda(
-    grad, x, y, cohorts, weights, *, K, eta_xl, eta_yl, eta_xg=1.0, eta_yg=1.0, variates="fresh", project=FREE
+def fedgda_gt(grad, x, y, cohorts, weights, *, K, eta_xl, eta_yl, project=FREE):
+    """Exact gradients everywhere; the sets are for the server alone."""
+    path = []
+    for r, (cohort,) in enumerate(cohorts, 1):
+        start = {k: grad(k, x, y, (r, None)) for k in cohort}
+        u, v = (average({k: pair[b] for k, pair in start.items()}, weights) for b in (0, 1))
+        xs, ys = {}, {}
+        for k in cohort:
+            xs[k], ys[k] = x, y
+            for _ in range(K):
+                gx, gy = grad(k, xs[k], ys[k], (r, None))
+                xs[k] = xs[k] - eta_xl * (gx - start[k][0] + u)
+                ys[k] = ys[k] + eta_yl * (gy - start[k][1] + v)
+        x, y = project[0](average(xs, weights)), project[1](average(ys, weights))
+        path.append((x, y))
+    return path
+
+
+def kgt_minimax(
+    grad, x, y, cohorts, weights, *, K, eta_xl, eta_yl, eta_xg=1.0, eta_yg=1.0, project=FREE
 ):
+    """With the mixing matrix (1/N) 11ᵀ. All clients participate; ``cohorts`` only has the number of rounds."""
+    path, clients = [], range(len(weights))
+    first = [grad(k, x, y, (0, 0)) for k in clients]
+    cx, cy = (
+        {k: -first[k][b] + average({j: first[j][b] for j in clients}, weights) for k in clients} for b in (0, 1)
+    )
+    for r in range(1, len(cohorts) + 1):
+        zx, zy = {}, {}
+        for k in clients:
+            xk, yk = x, y
+            for j in range(K):
+                gx, gy = grad(k, xk, yk, (r, j))
+                xk = project[0](xk - eta_xl * (gx + cx[k]))
+                yk = project[1](yk + eta_yl * (gy + cy[k]))
+            zx[k], zy[k] = (x - xk) / (K * eta_xl), (yk - y) / (K * eta_yl)
+        mean_x, mean_y = average(zx, weights), average(zy, weights)
+        cx = {k: cx[k] - zx[k] + mean_x for k in clients}
+        cy = {k: cy[k] - zy[k] + mean_y for k in clients}
+        x = project[0](x - K * eta_xg * eta_xl * mean_x)
+        y = project[1](y + K * eta_yg * eta_yl * mean_y)
+        path.append((x, y))
+    return path
+
+
+def sagda(
+    grad, x, y, cohorts, weights, *, K, eta_xl, eta_yl, eta_xg=1.0, eta_yg=1.0, variates="fresh", full_batch=False,
+    projection="clients", project=FREE,
+):
+    local = project if projection == "clients" else FREE
     path, cx, cy = [], 0 * x, 0 * y
     own_x, own_y = [0 * x for _ in weights], [0 * y for _ in weights]
     for r, (cohort,) in enumerate(cohorts, 1):
@@ -29,16 +76,16 @@ def sagda(
         if variates == "fresh":
             first = 1
             for k in cohort:
-                own_x[k], own_y[k] = grad(k, x, y, (r, 0))
+                own_x[k], own_y[k] = grad(k, x, y, (r, None if full_batch else 0))
             cx = average({k: own_x[k] for k in cohort}, weights)
             cy = average({k: own_y[k] for k in cohort}, weights)
         xs, ys = {}, {}
         for k in cohort:
             xs[k], ys[k] = x, y
             for j in range(K):
-                gx, gy = grad(k, xs[k], ys[k], (r, first + j))
-                xs[k] = project[0](xs[k] - eta_xl * (gx - own_x[k] + cx))
-                ys[k] = project[1](ys[k] + eta_yl * (gy - own_y[k] + cy))
+                gx, gy = grad(k, xs[k], ys[k], (r, None if full_batch else first + j))
+                xs[k] = local[0](xs[k] - eta_xl * (gx - own_x[k] + cx))
+                ys[k] = local[1](ys[k] + eta_yl * (gy - own_y[k] + cy))
         if variates == "stored":
             old_x, old_y = list(own_x), list(own_y)
             for k in cohort:

@@ -32,6 +32,13 @@ def length(seed: int, r: int, p: float) -> int:
     return steps
 
 
+def snapshot(seed: int, r: int, tau: int, client: int | None = None) -> int:
+    """Return the local steps before the snapshot of DRFA: from 1..τ, or for one client from 0..τ-2."""
+    clients = [0] if client is None else [client]
+    uniform = Stream(seed, "method/snapshot", clients, r).uniform().item()
+    return 1 + int(uniform * tau) if client is None else int(uniform * (tau - 1))
+
+
 def coin(seed: int, client: int, r: int, j: int) -> float:
     """Return the uniform number of step ``j`` of round ``r`` that decides on a client's reference point."""
     return Stream(seed, "method/refresh", [client], r, first=j).uniform().item()

@@ -47,6 +47,8 @@ METHODS = {
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
     "SAGDA": (dict(variates="stored", **GLOBAL), dict(eta_xg=0, eta_yg=0)),
+    "FedGDAGT": (GLOBAL, None),
+    "KGTMinimax": (GLOBAL, dict(eta_xg=0, eta_yg=0)),
     "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), None),
     "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
     "FedAvg": (dict(K=2, eta=0.01, eta_g=0.01, server="yogi"), dict(eta_g=0)),
@@ -57,6 +59,7 @@ METHODS = {
     "MimeLite": (dict(K=2, eta=0.01, base="adam", large_batch=4), dict(eta=0)),
     "Mime": (dict(K=2, eta=0.01, base="adam", large_batch=4), dict(eta=0)),
     "SCAFFOLD": (dict(K=2, eta_l=0.01), dict(eta_g=0)),
+    "STEM": (dict(q=2, eta=0.01), dict(eta=0)),
     "CDMANC": (STEPS, dict(eta_x=0, eta_y=0)),
     "CDMAONE": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
     "CDMAADA": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
@@ -64,6 +67,8 @@ METHODS = {
     "LFedNest": (NEST, dict(alpha=0, beta=0)),
     "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
     "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
+    "DRFA": (dict(tau=2, eta=0.01, gamma=0.01), dict(eta=0, gamma=0)),
+    "AFL": (dict(gamma_x=0.01, gamma_y=0.01), dict(gamma_x=0, gamma_y=0)),
     "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
     "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
     "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
@@ -108,6 +113,8 @@ SETTINGS = {
     "AffineShift": dict(clients=3, dataset="digits", model="linear", diagonal=True),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
+    "ClientMixture": dict(clients=3, dataset="digits", model="linear", rho=0.1),
+    "QuadraticMixture": dict(clients=4, d=3, rho=0.5),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
     "LinearMAML": dict(clients=3),
     "SinusoidMAML": dict(clients=3, samples=6, model={"name": "mlp", "hidden": [3]}, tests=2),
@@ -144,6 +151,10 @@ def fits(method_name: str, problem_name: str) -> bool:
     """Return whether the method runs on the problem."""
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
     if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
+        return False
+    if ALGORITHMS[method_name].mixture and not getattr(PROBLEMS[problem_name], "mixture", False):
+        return False
+    if PROBLEMS[problem_name].separate_coordinates and ALGORITHMS[method_name].projects != "server":
         return False
     if ours == "minimisation":
         return issubclass(PROBLEMS[problem_name], Minimisation)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from mpifed.problems import QuadraticNCPL, Saddle, TwoSidedPL
+from mpifed.problems import QuadraticMixture, QuadraticNCPL, Saddle, TwoSidedPL
 
 
-def value(problem: Saddle | QuadraticNCPL | TwoSidedPL, n: int, x, y) -> torch.Tensor:
+def value(problem: Saddle | QuadraticNCPL | TwoSidedPL | QuadraticMixture, n: int, x, y) -> torch.Tensor:
     """f_n(x, y), differentiable."""
+    if isinstance(problem, QuadraticMixture):
+        A, g, star, c, _ = (column[0] for column in problem.client_data(n))
+        v, N = x - star, problem.clients
+        return N * y[n] * (v @ torch.diag(A) @ v / 2 + g @ v + c) - problem.rho / 2 * ((y - 1 / N) ** 2).sum()
     first, second = (column[0] for column in problem.client_data(n))
     if isinstance(problem, Saddle):  # Huang et al. 2024, eq. 12
         A = first * torch.eye(problem.d).double()

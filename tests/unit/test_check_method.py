@@ -116,6 +116,11 @@ def test_valid_methods(verdicts, source):
         assert "holds        4 rounds on a problem without y stay finite, float32" in lines
         refused = "not checked  4 rounds on a minimax problem stay finite: Method has no field 'y'"
         assert sum(line.startswith(refused) for line in lines) == 1
+    elif source is not COMPOSITION:
+        refused = (
+            "not checked  4 rounds on a problem whose clients see different coordinates of y stay finite: "
+        )
+        assert sum(line.startswith(f"{refused}Method averages points that clients") for line in lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,23 @@ class Problem(Rows, Composition):
     def outer_gradient(self, u, batch):
         return u + torch.tensor([1.0, 0.0])
 """
+WEIGHTS = """
+@dataclass
+class Problem(Rows, Minimax):
+    clients: int = 3
+    sets = Sets(y=Ball(1.0))
+    separate_coordinates = True
+
+    def variables(self):
+        return Blocks(x={"w": (3,)}, y={"y": (3,)})
+
+    def client_data(self, client):
+        rows = super().client_data(client)[0]
+        return rows, torch.full((len(rows),), client)
+
+    def loss(self, x, y, batch):
+        return 3 * y["y"][batch[1][:1]].sum() * ((batch[0] @ x["w"] - 1) ** 2).mean()
+"""
 DRAWN = """
 @dataclass
 class Problem(Minimax):
@@ -143,13 +160,21 @@ GRADIENTS = """
 """
 GRADIENT = "gradients agree with finite differences of the loss"
 JACOBIANS = "Jacobians agree with finite differences of inner"
+COORDINATES = "clients see the same coordinates of a constrained y"
 OUTER = "outer gradients agree with finite differences of outer"
 VALID = [
     (
         (BILINEAR,),
         f"not checked  {GRADIENT}: the problem defines no loss; its gradients have symmetric derivatives",
     ),
-    ((LOSS,), f"holds        {GRADIENT}"),
+    ((LOSS,), f"holds        {GRADIENT}", f"holds        {COORDINATES}"),
+    (
+        (WEIGHTS,),
+        f"holds        {GRADIENT}",
+        f"not checked  {COORDINATES}: separate_coordinates = True, so methods that project at the clients "
+        "are refused",
+    ),
+    ((BILINEAR,), f"not checked  {COORDINATES}: y has no set"),
     ((PLAIN,), f"holds        {GRADIENT}"),
     ((PLAIN + GRADIENTS,), f"holds        {GRADIENT}"),
     # Without autograd
@@ -205,6 +230,12 @@ INVALID = [
         "jacobian() returns a value u that differs from inner()",
     ),
     (COMPOSITION, "u + torch", "-u + torch", "∂outer/∂u of client 0 along u["),
+    (
+        WEIGHTS,
+        "separate_coordinates = True",
+        "",
+        f"{COORDINATES}: the gradients of two clients have no common coordinate of y that is not 0",
+    ),
     # held-out rows and metrics
     (
         LOSS,

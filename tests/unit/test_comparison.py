@@ -225,7 +225,7 @@ def test_maximised_metrics_of_the_problems():
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
         "DistributionallyRobust": {"accuracy"}, "Classification": {"accuracy", "worst_accuracy"},
-        "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
+        "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"}, "ClientMixture": {"accuracy"},
     }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ COMM = SerialComm()
 ROUNDING = 2.0**-9  # of bfloat16, relative
 DIFFERENTIATED = [name for name in PROBLEMS if not is_analytic(problem(name))]
 #: Each of these problems with one method, and each method on a small problem.
-SMALL = ("DeepAUC", "LinearMAML", "Classification")
+SMALL = ("DeepAUC", "LinearMAML", "Classification", "ClientMixture")
 CASES = [next(pair for pair in FITTING if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
 CASES += [next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL) for name in METHODS]
 

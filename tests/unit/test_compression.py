@@ -138,7 +138,11 @@ def test_compressed_sizes():
 
 
 #: Methods for problems without y.
-WITHOUT_Y = [name for name in METHODS if ALGORITHMS[name].family in ("minimax", "minimisation")]
+WITHOUT_Y = [
+    name
+    for name in METHODS
+    if ALGORITHMS[name].family in ("minimax", "minimisation") and not ALGORITHMS[name].mixture
+]
 SMALL = {"top-k": {"name": "top-k", "ratio": 0.3}, "qsgd": {"name": "qsgd", "levels": 2}}
 
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import Field, ValidationError
 
 from mpifed import Algorithm, Config, ConfigError
-from mpifed.algorithms import MFCGD, SLIPPAX, AdaFGDA, LocalSGDA
+from mpifed.algorithms import AFL, FGDA, MFCGD, SLIPPAX, STEM, AdaFGDA, LocalSGDA
 from mpifed.base.errors import short_repr, truncate
-from mpifed.base.settings import Preset, build, problem_settings, suggest
+from mpifed.base.settings import Preset, as_table, build, declared, problem_settings, suggest, title
 from mpifed.config.grids import variants
 from mpifed.config.job import SECTIONS, Run
 from mpifed.config.tables import apply_override, parse_value, read_table
@@ -226,6 +226,7 @@ def test_classes_without_the_right_decorator_are_refused():
     assert "Bare must be a dataclass" in refusal(lambda: Config(algorithm=Bare(), problem=Saddle()))
 
 
+NORMED = dict(eta_x=0.1, eta_y=0.1, gamma_x=0.1, gamma_y=0.1)
 PLAIN = Preset("Plain", AdaFGDA, "AdaFGDA with one matrix.", matrix="identity", first_matrix="identity")
 
 
@@ -246,6 +247,29 @@ def test_a_preset_creates_its_class_with_fixed_settings():
         ({}, "Plain.q is missing"),
     ):
         assert refusal(lambda: PLAIN(**settings)).startswith(says)
+
+
+def test_the_preset_with_the_most_fixed_settings_names_and_describes_a_method():
+    """STEM fixes all that FGDA does and more; with other settings its instance would be FGDA."""
+    stem, fgda = STEM(q=2, eta=0.1), FGDA(q=2)
+    assert type(stem) is type(fgda) is AdaFGDA and (title(stem), title(fgda)) == ("STEM", "FGDA")
+    assert as_table(stem)["name"] == "STEM" and "lam" not in as_table(stem)
+    assert (declared(stem, "family"), declared(fgda, "family"), stem.family) == (
+        "minimisation",
+        "minimax",
+        "minimax",
+    )
+    assert refusal(lambda: Config(algorithm=stem, problem=Saddle())).startswith(
+        "STEM solves minimisation problems, but Saddle is a minimax problem"
+    )
+    afl = Config(algorithm=AFL(gamma_x=0.1, gamma_y=0.1), problem=Saddle())
+    assert afl.output_rule == "average" and title(afl.algorithm) == "AFL"
+    assert Config(algorithm=AFL.cls(tau=1, **NORMED), problem=Saddle()).output_rule == "last"
+    assert (AFL.source, AFL.cites, AFL.steps) == (
+        "Mohri, Sivek & Suresh 2019",
+        ("mohri2019afl",),
+        AFL.cls.steps,
+    )
 
 
 @pytest.mark.parametrize("table, change, changed", [

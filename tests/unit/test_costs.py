@@ -7,13 +7,16 @@ import pytest
 from baselines import Half
 from fields import Chain, P
 from games import DX, DY, Game, configuration
+from mixtures import LogCosh
 
 from mpifed.algorithms import (
+    AFL,
     ALGORITHMS,
     CDMAADA,
     CDMANC,
     CDMAONE,
     CODASCA,
+    DRFA,
     FESSGDA,
     FGDA,
     FLRA,
@@ -26,6 +29,7 @@ from mpifed.algorithms import (
     SAGDA,
     SCAFFOLD,
     SLIPPAX,
+    STEM,
     AdaFGDA,
     AdaMFCGD,
     Bi2Clip,
@@ -38,6 +42,7 @@ from mpifed.algorithms import (
     FedDualAvg,
     FedDyn,
     FedExP,
+    FedGDAGT,
     FedMuonDA,
     FedNest,
     FedNestComposition,
@@ -51,6 +56,7 @@ from mpifed.algorithms import (
     FedSGDAPlus,
     FeDualEx,
     FedVARP,
+    KGTMinimax,
     LFedNest,
     LocalAdaSEG,
     LocalAMSGrad,
@@ -148,6 +154,10 @@ COSTS = {
     "MimeLite, adam": (MimeLite(**LOCAL, base="adam", large_batch=4), Half, 2 * X, 3 * X, 1, K + 1),
     "Mime": (Mime(**LOCAL), Half, 2 * X, 3 * X, 2, 2 * K + 1),
     "Mime, adam": (Mime(**LOCAL, base="adam"), Half, 2 * X, 4 * X, 2, 2 * K + 1),
+    "SAGDA, exact gradients": (SAGDA(**GLOBAL, full_batch=True), Game, 2 * D, 2 * D, 2, K + 1),
+    "FedGDAGT": (FedGDAGT(**GLOBAL), Game, 2 * D, 2 * D, 2, K + 1),
+    "KGTMinimax": (KGTMinimax(**GLOBAL), Game, 2 * D, 2 * D, 1, K),  # in the paper D
+    "STEM": (STEM(q=K, eta=0.01), Half, 2 * X, 2 * X, 1, 2 * K),
     "SCAFFOLD": (SCAFFOLD(K=K, eta_l=0.01), Half, 2 * X, 2 * X, 1, K),
     "SCAFFOLD, option I": (SCAFFOLD(K=K, eta_l=0.01, option="I"), Half, 2 * X, 2 * X, 1, K + 1),
     "SCAFFOLD, with y": (SCAFFOLD(K=K, eta_l=0.01), Game, 2 * D, 2 * D, 1, K),
@@ -190,6 +200,9 @@ COSTS = {
     ),
     "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
     "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
+    # The paper counts one number for a loss; a message has all coordinates of y.
+    "DRFA": (DRFA(tau=K, eta=0.01, gamma=0.01), LogCosh, 2 * X + CLIENTS, 2 * X + CLIENTS, 2, K + 1),
+    "AFL": (AFL(gamma_x=0.01, gamma_y=0.01), Game, D, D, 1, 1),  # a mixture sends all coordinates of y
     "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 2, K),  # points and second moments
     "FedVARP": (FedVARP(**LOCAL), Game, D, D, 1, K),
     "MIFA": (MIFA(**LOCAL), Game, D, D, 1, K),

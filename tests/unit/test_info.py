@@ -55,6 +55,15 @@ def test_the_example_of_a_section_is_valid(name):
         Config.from_table(table)
 
 
+def test_where_y_is_projected():
+    assert "projection of y: at the clients\n" in info("LocalSGDA")
+    assert "projection of y: at the server, so clients may see different coordinates of y" in info("AFL")
+    assert "projection" not in info("STEM").split("bytes up and down")[0].rpartition("cost per client")[2]
+    line = next(line for line in info("ClientMixture").splitlines() if "different coordinates" in line)
+    assert line.startswith("clients see different coordinates of y: for methods that project at the server (")
+    assert "AFL" in line and "LocalSGDA" not in line
+
+
 @pytest.mark.parametrize("plural", GROUPS)
 def test_a_group_lists_its_members(plural):
     group = GROUPS[plural]

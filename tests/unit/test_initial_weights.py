@@ -18,7 +18,7 @@ from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 NETWORKS = [name for name, cls in PROBLEMS.items() if "model" in cls.__dataclass_fields__]
-METHODS = {"minimax": "LocalSGDA", "composition": "MFCGD"}
+METHODS = {"minimax": "FedNormSGDA", "composition": "MFCGD"}
 JOB = """
 rounds = 2
 algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.1, eta_y = 0.1 }

@@ -20,11 +20,13 @@ from mpifed.problems import (
     WGAN,
     AffineShift,
     Classification,
+    ClientMixture,
     DeepAUC,
     DistributionallyRobust,
     FairClassification,
     FewShotMAML,
     LinearMAML,
+    QuadraticMixture,
     QuadraticNCPL,
     RobustRegression,
     Saddle,
@@ -48,6 +50,7 @@ ANALYTIC = {
     ),
     "few x": (QuadraticNCPL(dx=2, dy=5, rank=4, clients=1, kappa=100.0), 1e-13),
     "two-sided": (TwoSidedPL(clients=3), 1e-13),
+    "mixture": (QuadraticMixture(clients=4, d=3, rho=0.7), 1e-13),
     "two-sided, scaled": (TwoSidedPL(d=3, clients=4, scaling=0.5, shift=2.0), 1e-13),
 }
 #: Problems with losses: the size of the images, the problem, the spread of the point around the start.
@@ -62,6 +65,7 @@ LOSSES = {
     ),
     "diagonal": (4, lambda: AffineShift(dataset="patches", clients=3, model=SMOOTH, diagonal=True), 0.3),
     "classification": (4, lambda: Classification(dataset="patches", clients=3, model=SMOOTH), 0.3),
+    "mixture": (4, lambda: ClientMixture(dataset="patches", clients=3, model=SMOOTH, rho=0.3), 0.3),
     "decay": (4, lambda: Classification(dataset="patches", clients=3, model=SMOOTH, weight_decay=0.3), 0.3),
     "auc": (28, lambda: DeepAUC(dataset="patches", clients=2, model="linear"), 0.1),
     "auc, p per client": (

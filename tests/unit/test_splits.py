@@ -18,6 +18,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.problems import (
     AffineShift,
     Classification,
+    ClientMixture,
     DeepAUC,
     DistributionallyRobust,
     FairClassification,
@@ -27,7 +28,8 @@ from mpifed.problems import (
 from mpifed.storage import results
 
 LEARNING = [
-    AffineShift, Classification, DeepAUC, DistributionallyRobust, FairClassification, RobustRegression,
+    AffineShift, Classification, ClientMixture, DeepAUC, DistributionallyRobust, FairClassification,
+    RobustRegression,
 ]  # fmt: skip
 
 
@@ -98,7 +100,8 @@ def test_metrics_of_a_split_are_those_of_the_split_as_a_test_set(monkeypatch, ki
         found = figures(problem.tested_on(split), point)
         assert found and found == {name: expected[name] for name in found}, split
         assert set(expected) - set(found) <= {
-            "penalty", "objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"
+            "penalty", "objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss",
+            "loss_spread",
         }  # fmt: skip
     if kind is not DistributionallyRobust:
         assert as_family(problem, "operator").tested_on(1).test_rows == len(mine)

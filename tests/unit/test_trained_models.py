@@ -33,7 +33,7 @@ NETWORKS = {
     "rnn": (RNN(hidden=3, cell="lstm"), (5, 2)),
 }
 #: For each family, a method and the block of the network's parameters.
-METHODS = {"minimax": ("LocalSGDA", "x"), "operator": ("LSGD", "z"), "composition": ("MFCGD", "x")}
+METHODS = {"minimax": ("FedNormSGDA", "x"), "operator": ("LSGD", "z"), "composition": ("MFCGD", "x")}
 
 
 def trained(folder, problem, name=None, every=0, rounds=2, run=(), **changes):
@@ -119,7 +119,7 @@ def test_exported_files_and_their_metadata(tmp_path):
     with safe_open(to, "pt") as file:
         found = json.loads(file.metadata()["mpifed"])
         assert {*file.keys()} == {*result.network}
-    expected = {"run": str(run), "method": "LocalSGDA", "problem": "DeepAUC", "round": 2}
+    expected = {"run": str(run), "method": "FedNormSGDA", "problem": "DeepAUC", "round": 2}
     assert expected | {"metrics": result.metrics} == {key: found[key] for key in (*expected, "metrics")}
     assert len(found["config"]) == 64 and found["versions"]["torch"]
     assert found["versions"]["mpifed"] == mpifed.__version__
