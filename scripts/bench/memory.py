@@ -11,10 +11,10 @@ but not temporary tensors.
 With ``--data``, images and texts from $MPIFED_DATA or ../shared/data are divided among 100 clients, which are
 looped over. The columns show sums over the ranks of this node: ``base``, the memory of a process per rank
 before the simulation is constructed (Python, torch, MPI); the data of the clients; the largest increase of
-the memory until the end of the second round, and at that end; and the ratio of the largest increase to that
-of one rank. Memory is the proportional set size in /proc/PID/smaps_rollup, in which a page that n processes
-map counts as 1/n in each of them, read every few milliseconds. Increases are those of anonymous and shared
-pages; base includes pages of files, such as libraries.
+the memory during set-up, two rounds and an evaluation, and the increase after them; and the ratio of the
+largest increase to that of one rank. Memory is the proportional set size in /proc/PID/smaps_rollup, in which
+a page that n processes map counts as 1/n in each of them, read every few milliseconds. Increases are those of
+anonymous and shared pages; base includes pages of files, such as libraries.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def work(problem: dict, batch_size: int, group: int | str) -> None:
-    """Measure one row: the maximum over the ranks, and the sum of the data."""
+def work(problem: dict, batch_size: int, group: int | str, real: bool) -> None:
+    """Measure one row: the maximum over the ranks, and the sum of the data.
+
+    Args:
+        real: whether the problem has a data set, and is also evaluated.
+    """
     import numpy as np
 
     from mpifed.config.job import Config
@@ -110,6 +114,8 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     simulation.start()
     for _ in range(2):
         simulation.step()
+    if real:
+        simulation.evaluate(simulation.output)
     data = sum(column.nbytes for column in simulation.rounds.executor.sampler.data)
     most = np.array([data / 1e6, built, peak() - before])
     comm.allreduce_(most, "max")
@@ -117,7 +123,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     comm.allreduce_(total)
     hosted = -(-config.problem.clients // comm.size)
     guarded = sum(memory_needs(config, simulation.problem, hosted, hosted).values()) / 1e6
-    time.sleep(PAUSE)  # in which the memory after the rounds is read
+    time.sleep(PAUSE)  # in which the last memory is read
     if comm.rank == 0:
         tell(dict(zip(COLUMNS, [*most.tolist(), guarded])) | {"total": float(total[0])})
     comm.barrier()
@@ -149,13 +155,12 @@ class NodeMemory(threading.Thread):
 
 
 def row_text(row: dict) -> str:
-    formats = {float: ">10,.1f"}
-    return "".join(format(value, formats.get(type(value), ">10")) for value in row.values())
+    return "".join(f"{value:>10,.1f}" if type(value) is float else f"{value:>10}" for value in row.values())
 
 
-def measure(problem: dict, batch_size: int, group: int | str, ranks: int) -> dict:
-    """Measure one row."""
-    job = json.dumps([problem, batch_size, group])
+def measure(problem: dict, batch_size: int, group: int | str, ranks: int, real: bool) -> dict:
+    """Measure one row, see :func:`work`."""
+    job = json.dumps([problem, batch_size, group, real])
     results = launch(ranks, __file__, ["--worker", job])
     memory = NodeMemory(next(results)["processes"])
     memory.start()
@@ -184,7 +189,7 @@ def main() -> None:
         for name, problem in DATA.items():
             alone = None
             for ranks in RANKS:
-                found = measure(problem | {"clients": 100}, 10, 1, ranks)
+                found = measure(problem | {"clients": 100}, 10, 1, ranks, True)
                 alone = alone or found["peak"]
                 row = {"set": name, "ranks": ranks, "base": found["base"], "data": found["total"]}
                 rows.append(row | {key: found[key] for key in ("peak", "end")})
@@ -193,7 +198,7 @@ def main() -> None:
         print("".join(f"{name:>10}" for name in ("clients", "d", "ranks", *COLUMNS)), flush=True)
         for clients, d, ranks in ROWS:
             problem = {"name": f"{__file__}:Shifts", "clients": clients, "d": d}
-            found = measure(problem, 0, "auto", ranks)
+            found = measure(problem, 0, "auto", ranks, False)
             about = {"clients": clients, "d": d, "ranks": ranks}
             rows.append(about | {name: found[name] for name in COLUMNS})
             print(row_text(rows[-1]), flush=True)
