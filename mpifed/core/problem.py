@@ -113,6 +113,17 @@ class Problem:
     #: The data files that :meth:`prepare` has read, by name. All ranks must have read the same files.
     files: dict[str, DataFile] = {}
 
+    def read_once(self, data_dir: str | None = None) -> Any:
+        """Read the data that do not depend on the seed; :meth:`prepare` calls this function.
+
+        In a run it is called once per node. All ranks of the node get its result, which must support
+        pickling, and share the memory of the arrays and tensors in it. Without this function, every rank
+        reads its data in :meth:`prepare`.
+
+        Args:
+            data_dir: folder of the data files; ``None`` for the default folders.
+        """
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read files, partition the data and compute constants. Called first, once on every rank.
 

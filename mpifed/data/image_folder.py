@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,25 +40,57 @@ _LARGEST = 2**26
 _ANNOTATIONS = "val/val_annotations.txt"
 
 
-@dataclass(frozen=True, eq=False)
-class _Tree:
-    """A folder or an archive.
+class _Folder:
+    """A folder of files.
 
-    Attributes:
+    Args:
         path: its path.
         names: names of the files in it, relative to the path.
-        read: returns the content of a file.
     """
 
-    path: Path
-    names: list[str]
-    read: Callable[[str], bytes]
+    def __init__(self, path: Path, names: list[str]):
+        self.path, self.names = path, names
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        path = self.path / name
+        _check_length(path.stat().st_size)
+        return path.read_bytes()
+
+
+class _Archive:
+    """The files of a folder in a zip archive, as :class:`_Folder`.
+
+    Args:
+        path: path of the archive.
+        packed: its content, if it is not the content of the file at ``path``.
+        root: path of the folder in the archive, ends in ``/``.
+    """
+
+    def __init__(self, path: Path, packed: bytes | None, root: str):
+        self.path, self._packed, self._root = path, packed, root
+        self._content = zipfile.ZipFile(path if packed is None else io.BytesIO(packed))
+        self._members = {info.filename.removeprefix(root): info for info in self._content.infolist()
+                         if info.filename.startswith(root) and not info.is_dir()}  # fmt: skip
+        self.names = sorted(self._members)
+
+    def __reduce__(self):
+        return _Archive, (self.path, self._packed, self._root)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        _check_length(self._members[name].file_size)  # no more bytes than stated are read
+        return self._content.read(self._members[name])
+
+
+_Tree = _Folder | _Archive
 
 
 class _Decoded:
     """Image files as a uint8 array ``[n, 3, h, w]`` whose rows are decoded when they are first indexed.
 
-    Images are resized to ``size`` if ``resized``; otherwise they must have this size.
+    Images are resized to ``size`` if ``resized``; otherwise they must have this size. Another process that
+    gets a copy decodes the rows that it needs.
     """
 
     def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int], resized: bool):
@@ -67,6 +98,9 @@ class _Decoded:
         self.shape = (len(names), 3, *size)
         self._pixels = np.empty(self.shape, np.uint8)  # unwritten pages take no memory
         self._known = np.zeros(len(names), bool)
+
+    def __reduce__(self):
+        return _Decoded, (self._tree, self._names, self._size, self._resized)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -178,7 +212,7 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
             for part, files in (("train", train), ("validation", validation), ("test", test))
             if files
         }
-    held_out = {part: Pixels(images[:]) for part, images in pixels.items() if part != "train"}  # on all ranks
+    held_out = {part: Pixels(images[:]) for part, images in pixels.items() if part != "train"}
     return Images(
         train=Pixels(pixels["train"]),
         train_labels=_numbers(train, classes),
@@ -210,28 +244,14 @@ def _tree(source: Source, root: str) -> _Tree:
         names = relative_names(folder)
         with parsing(folder, "a folder of images", "a file that cannot be read: "):
             source.record_file(root, folder, folder_chunks(folder, names))
-        return _Tree(folder, names, lambda name: _read(folder / name))
+        return _Folder(folder, names)
     expected = f"a zip archive of the folder {root}"
     archive = f"{root}.zip"
     if not source.find(archive):
         raise source.missing(f"{root}/, {archive}", expected)
     path, packed = source.read(archive, expected)
-    start = f"{Path(root).name}/"
     with parsing(path, expected):
-        content = zipfile.ZipFile(io.BytesIO(packed) if isinstance(packed, bytes) else path)
-        members = {info.filename.removeprefix(start): info for info in content.infolist()
-                   if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
-
-    def read(name: str) -> bytes:
-        _check_length(members[name].file_size)  # no more bytes than stated are read
-        return content.read(members[name])
-
-    return _Tree(path, sorted(members), read)
-
-
-def _read(path: Path) -> bytes:
-    _check_length(path.stat().st_size)
-    return path.read_bytes()
+        return _Archive(path, packed if isinstance(packed, bytes) else None, f"{Path(root).name}/")
 
 
 def _check_length(length: int) -> None:

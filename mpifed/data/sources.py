@@ -5,7 +5,7 @@ Files are searched in ``data_dir/NAME``, or in ``data_dir`` itself if that folde
 the current directory and to the checkout. NAME is the data set's; some have a second.
 
 The SHA-256 digest of every file's unpacked bytes is recorded: a compressed and a plain copy count as the same
-data. Plain files are mapped into memory, so that the ranks of a node share one copy.
+data. Plain files are mapped into memory.
 
 A small compressed file can unpack to more bytes than the memory has. Hence no file is read beyond the length
 that its format allows, or unpacked beyond :func:`max_unpacked_bytes`.
@@ -30,7 +30,7 @@ SUFFIXES = ("", ".gz", ".xz")
 #: A file may always unpack to this number of bytes, and to this multiple of its length: text and images
 #: rarely compress by more than 50, zeros by up to 1000 (gzip).
 _SMALL, _RATIO = 2**26, 100
-#: A file may unpack to 1/16 of the machine's memory, because each of its processes reads it.
+#: A file may unpack to 1/16 of the machine's memory, because several of its processes may read it.
 _SHARE = 16
 #: Environment variable with a number of bytes that replaces this share.
 _SETTING = "MPIFED_UNPACKED_BYTES"

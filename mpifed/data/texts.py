@@ -323,7 +323,7 @@ def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> 
     """Return the row numbers of the first ``length`` known words of each text, padded with zeros.
 
     Returns:
-        ``[n, length]``, in the smallest sufficient unsigned type, because every rank stores all texts.
+        ``[n, length]``, in the smallest sufficient unsigned type.
     """
     texts = list(texts)
     tokens = np.zeros((len(texts), length), dtype=np.min_scalar_type(max(rows.values(), default=0)))

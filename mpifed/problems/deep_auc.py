@@ -10,7 +10,7 @@ from pydantic import Field
 from mpifed.base.errors import truncate
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.data import Dataset, read
+from mpifed.data import Dataset, Labelled, read
 from mpifed.data.samples import splits, splits_of
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
@@ -42,13 +42,16 @@ class DeepAUC(AUC):
         "that are not positive",
     )
 
+    def read_once(self, data_dir: str | None = None) -> Labelled:
+        return read(self.dataset, data_dir)
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read, split and partition the data.
 
         Raises:
             ValueError: data, model, partition and classes are inconsistent.
         """
-        self._images = images = read(self.dataset, data_dir)
+        self._images = images = self.read_once(data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=1)
         above, self._below = self._sides(images.names)

@@ -17,7 +17,7 @@ from pydantic import Field
 from mpifed.base.settings import choice, problem_settings
 from mpifed.core.problem import Named
 from mpifed.core.streams import generator
-from mpifed.data import DATASETS, USER_DATASETS, load_omniglot, read
+from mpifed.data import DATASETS, USER_DATASETS, Labelled, Omniglot, load_omniglot, read
 from mpifed.data.user_functions import UserFunction
 from mpifed.models import Conv4, Model
 from mpifed.problems.maml import NetworkMAML
@@ -64,13 +64,18 @@ class FewShotMAML(NetworkMAML):
         per_class = min(self.samples, _DRAWINGS) * self.size**2 if omniglot else _MIN_FEATURES
         return 4 * (self.clients + self.tests) * self.ways * per_class
 
+    def read_once(self, data_dir: str | None = None) -> Omniglot | Labelled:
+        return load_omniglot(data_dir) if self.dataset == "omniglot" else read(self.dataset, data_dir)
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read the images and draw the tasks. A client's task depends only on the seed and its number.
 
         Raises:
             ValueError: the data have too few classes or images, or the model does not accept the images.
         """
-        train, test = self._pools(data_dir)
+        data = self.read_once(data_dir)
+        self.files = data.files
+        train, test = self._pools(data)
         if len(test[0]) <= self.shots or self.ways > len(train):
             raise ValueError(
                 f"{self.dataset}: expected at least ways = {self.ways} classes, and more than "
@@ -81,14 +86,11 @@ class FewShotMAML(NetworkMAML):
         self._shapes = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
         self.test_rows = self.tests
 
-    def _pools(self, data_dir: str | None) -> list:
+    def _pools(self, images: Omniglot | Labelled) -> list:
         """Return the images of each training class and of each test class."""
-        if self.dataset == "omniglot":
-            drawings = load_omniglot(data_dir)
-            self.files = drawings.files
-            return [drawings.background[:, : self.samples], drawings.evaluation[:, : self.samples]]
-        images = read(self.dataset, data_dir)
-        self.files, pools = images.files, []
+        if isinstance(images, Omniglot):
+            return [images.background[:, : self.samples], images.evaluation[:, : self.samples]]
+        pools = []
         for samples, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
             number = min(self.samples, int(torch.bincount(labels, minlength=images.classes).min()))
             pools.append(

@@ -12,7 +12,7 @@ from pydantic import Field
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
-from mpifed.data import Dataset, Partition, read
+from mpifed.data import Dataset, Labelled, Partition, read
 from mpifed.data.partition import IID, divide
 from mpifed.data.samples import Split, splits, splits_of
 from mpifed.models import Linear, Model
@@ -91,13 +91,16 @@ class LabelledImages(HeldOut):
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="partition of the samples over the clients")
 
+    def read_once(self, data_dir: str | None = None) -> Labelled:
+        return read(self.dataset, data_dir)
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read, split and partition the data. The partition treats the upper half of the classes as positive.
 
         Raises:
             ValueError: data, model and partition are inconsistent.
         """
-        self._images = images = read(self.dataset, data_dir)
+        self._images = images = self.read_once(data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         self._splits = splits(splits_of(images), self.validation, seed)

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.data import TextDataset, read
-from mpifed.data.samples import splits
+from mpifed.data import Labelled, TextDataset, read
+from mpifed.data.samples import splits, splits_of
 from mpifed.data.texts import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
 from mpifed.problems.auc import AUC
@@ -30,7 +30,10 @@ class _EncodedTexts:
     """Texts as row numbers of their words in the table of vectors, int64 ``[n, length]``, padded with 0."""
 
     def __init__(self, stored: np.ndarray):
-        self._stored = stored
+        self._stored, self.shape = stored, torch.Size(stored.shape)
+
+    def __len__(self) -> int:
+        return len(self._stored)
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._stored[rows.numpy()].astype(np.int64))
@@ -58,11 +61,11 @@ class TextAUC(AUC):
     source = "Zhang & Gao n.d., section 5"
     cites = ("zhang_nd_fednsgdam",)
 
-    def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and partition the texts, and read the word vectors, which do not depend on the seed.
+    def read_once(self, data_dir: str | None = None) -> tuple[Labelled, torch.Tensor]:
+        """Read and encode the texts, and read the vectors of their words.
 
-        Raises:
-            ValueError: data and partition are inconsistent, or a file is missing.
+        Returns:
+            The encoded texts, with the files of texts and vectors, and the table of vectors.
         """
         texts = read(self.dataset, data_dir)
         vocabulary: dict[str, str] = {}  # each word is stored once
@@ -73,14 +76,25 @@ class TextAUC(AUC):
             if part is not None
         }
         vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
-        self.files = {**texts.files, **vectors.files}
-        self._table, self._tables = torch.from_numpy(vectors.table), {}
+        encoded = Labelled(
+            **{name: _EncodedTexts(encode(part, vectors.rows, self.length)) for name, part in words.items()},
+            **{f"{name}_labels": torch.from_numpy(getattr(texts, f"{name}_labels")) for name in words},
+            files={**texts.files, **vectors.files},
+            owners=texts.owners,
+            owner_names=texts.owner_names,
+        )
+        return encoded, torch.from_numpy(vectors.table)
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Partition the encoded texts.
+
+        Raises:
+            ValueError: data and partition are inconsistent, or a file is missing.
+        """
+        texts, self._table = self.read_once(data_dir)
+        self.files, self._tables = texts.files, {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
-        parts = {
-            name: (_EncodedTexts(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
-            for name, part in words.items()
-        }
-        self._divide(splits(parts, self.validation, seed), [1], seed, texts)
+        self._divide(splits(splits_of(texts), self.validation, seed), [1], seed, texts)
 
     def class_names(self) -> list[str]:
         return ["negative", "positive"]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 
 from mpifed.base.plugins import short_names
 from mpifed.base.settings import flatten, suggest
@@ -30,6 +29,9 @@ from mpifed.report.statistics import (
     validation_metric,
 )
 from mpifed.storage.results import RunData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Rule", "Setting", "best", "metrics_of", "paired_tests", "settings_of"]
 
@@ -308,14 +310,16 @@ def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: 
         two has no finite value. ``p`` is NaN for fewer than two pairs or equal differences; ``p (Holm)`` is
         corrected for the number of comparisons.
     """
+    import pandas as pd  # not needed for a single setting
+
     rows = []
-    for pair in (_by_seed(other, rule, metric) - _by_seed(first, rule, metric) for other in others):
+    of_first, *by_seed = (
+        pd.Series({run.config.get("seed"): rule.value(run, metric) for run in setting.runs})
+        for setting in (first, *others)
+    )
+    for pair in (values - of_first for values in by_seed):
         finite = pair[np.isfinite(pair)]
         missing = len(pair) - len(finite)
         rows.append((len(finite), missing, MeanStd.from_values(finite), paired_test(finite)))
     found = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
     return found.assign(**{"p (Holm)": holm(found["p"])})
-
-
-def _by_seed(setting: Setting, rule: Rule, metric: str) -> pd.Series:
-    return pd.Series({run.config.get("seed"): rule.value(run, metric) for run in setting.runs})

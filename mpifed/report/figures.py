@@ -13,11 +13,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -27,11 +26,13 @@ from matplotlib.ticker import MaxNLocator
 from mpifed.base.log import escape_mathtext
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
-from mpifed.report.frame import frame
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
 from mpifed.storage.files import FIGURE_MARK, PNG_METADATA
 from mpifed.storage.results import RunData, expect
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "AXES",
@@ -432,7 +433,10 @@ def plot(
     Raises:
         ValueError: there is no such metric or column; or as for :func:`mpifed.frame`.
     """
-    from matplotlib import pyplot  # not needed for reports
+    import pandas as pd  # this and pyplot are not needed for reports
+    from matplotlib import pyplot
+
+    from mpifed.report.frame import frame
 
     table = runs if isinstance(runs, pd.DataFrame) else frame(runs)
     if x not in table:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from mpifed.base.settings import suggest
 from mpifed.config.tables import read_table
 from mpifed.storage.results import RunData
@@ -26,10 +24,9 @@ def differing(settings: Sequence[Setting]) -> list[str]:
     """Dotted names of the settings whose values differ."""
     if len(settings) < 2:
         return []
-    texts = pd.DataFrame(
-        [{key: json.dumps(value) for key, value in setting.settings.items()} for setting in settings]
-    )
-    return [*texts.columns[texts.nunique(dropna=False) > 1]]
+    texts = [{key: json.dumps(value) for key, value in setting.settings.items()} for setting in settings]
+    keys = dict.fromkeys(key for one in texts for key in one)
+    return [key for key in keys if len({one.get(key) for one in texts}) > 1]
 
 
 def _varying_within_methods(settings: Sequence[Setting]) -> dict[str, list[str]]:

@@ -7,13 +7,15 @@ would hide the divergence. Instead, the median of the finite values is reported,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.results import RunData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "Curve",
@@ -109,13 +111,15 @@ class Curve(NamedTuple):
         rounds = np.unique(np.concatenate([rounds_of_run for rounds_of_run, _ in runs]))
         rounds = rounds[rounds <= min(rounds_of_run.max() for rounds_of_run, _ in runs)]
         with np.errstate(all="ignore"):  # diverging values overflow
-            values = pd.DataFrame([np.interp(rounds, *run) for run in runs])
-            values = values.where(np.isfinite(values))
+            values = np.array([np.interp(rounds, *run) for run in runs])
+            values = np.where(np.isfinite(values), values, np.nan)
             low, median, high = np.quantile(values, [QUANTILES[0], 0.5, QUANTILES[1]], axis=0)
-            deviation = values.std(skipna=False).to_numpy()
-        if len(runs) == 1:
-            low = high = deviation
-        return cls(rounds, values.mean(skipna=False).to_numpy(), deviation, median, low, high)
+            mean, deviation = values.mean(axis=0), np.full(len(rounds), np.nan)
+            if len(runs) == 1:
+                low = high = deviation
+            else:
+                deviation = values.std(axis=0, ddof=1)
+        return cls(rounds, mean, deviation, median, low, high)
 
     def line(self, quantiles: bool) -> np.ndarray:
         """The plotted line: the mean, or the median if the band shows quantiles."""

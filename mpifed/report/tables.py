@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
@@ -56,7 +56,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     pairs = [(setting, run) for setting in settings for run in setting.runs]
     runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
     seeds = len({run.config.get("seed") for run in runs}) > 1
-    spent = _displayed_costs(_totals(runs), RUN_COSTS) if costs else [{} for _ in runs]
+    spent = _displayed_costs([*map(_totals, runs)], RUN_COSTS) if costs else [{} for _ in runs]
     memory = costs and any(run.ranks for run in runs)
     rows = []
     for (setting, run), name, cost in zip(pairs, run_names(runs), spent):
@@ -76,21 +76,28 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     return rows
 
 
-def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
-    """The total costs of runs, one row per run, with the columns' names in tables."""
-    total = pd.DataFrame([{name: values[-1] for name, values in run.costs.items()} for run in runs])
-    total = total.astype({name: int for name in total if "seconds" not in name}).rename(
-        columns=lambda name: "rounds" if name == "round" else name.replace("_", " ")
-    )
-    return total.assign(bytes=total["bytes up"] + total["bytes down"])
+def _totals(run: RunData) -> dict[str, float]:
+    """The total costs of a run, with their names in tables."""
+    total = {
+        "rounds" if name == "round" else name.replace("_", " "): (float if "seconds" in name else int)(
+            values[-1]
+        )
+        for name, values in run.costs.items()
+    }
+    return total | {"bytes": total["bytes up"] + total["bytes down"]}
 
 
-def _displayed_costs(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
+def _displayed_costs(totals: Sequence[dict[str, float]], names: Sequence[str]) -> list[dict]:
     """Rows of the named costs, the share of communication, and federated seconds if any run has them."""
-    communication, clock = total["communication seconds"], total["federated seconds"]
-    clocked = {clock.name: clock.astype(object).where(clock > 0, None)} if clock.any() else {}
-    share = 100 * communication / (communication + total["compute seconds"])
-    return total[[*names]].assign(**clocked, **{"communication %": share}).to_dict("records")
+    clocked, rows = any(total["federated seconds"] for total in totals), []
+    for total in totals:
+        row = {name: total[name] for name in names}
+        row |= {"federated seconds": total["federated seconds"] or None} if clocked else {}
+        spent = total["communication seconds"] + total["compute seconds"]
+        rows.append(
+            row | {"communication %": 100 * total["communication seconds"] / spent if spent else np.nan}
+        )
+    return rows
 
 
 def _target(rule: Rule) -> str:
@@ -125,10 +132,11 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
 
 def cost_rows(settings: Sequence[Setting]) -> list[dict]:
     """One row per setting with the mean costs of its runs."""
-    total = pd.DataFrame([_totals(setting.runs).mean() for setting in settings])
+    totals = [[*map(_totals, setting.runs)] for setting in settings]
+    means = [{name: np.mean([total[name] for total in runs]).item() for name in runs[0]} for runs in totals]
     return [
         {"setting": name} | row | {"peak memory per rank": _memory(setting.runs)}
-        for setting, name, row in zip(settings, labels(settings), _displayed_costs(total, SETTING_COSTS))
+        for setting, name, row in zip(settings, labels(settings), _displayed_costs(means, SETTING_COSTS))
     ]
 
 
@@ -149,8 +157,10 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         first = min(competitors, key=rule.rank)
         metric = rule.metric_of(first)
         others = [setting for setting in competitors if setting is not first and metric in setting.metrics]
+        if not others:
+            continue
         found = paired_tests(first, others, rule, metric)
-        if len(found) and (found["seeds"] > 1).any():
+        if (found["seeds"] > 1).any():
             found.insert(0, "setting", [names[setting] for setting in others])
             found.insert(1, "against", names[first])
             found.insert(2, "metric", metric)
@@ -277,7 +287,11 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
         return {f"{column} {part}": entry for part, entry in parts.items()}
 
     flat = [{key: text for cell in row.items() for key, text in cells(*cell).items()} for row in rows]
-    pd.DataFrame(flat, dtype=object).to_csv(path, index=False, na_rep="nan")
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        names = dict.fromkeys(column for row in flat for column in row)
+        writer = csv.DictWriter(file, names, restval="nan", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
 
 
 def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
@@ -313,8 +327,9 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
 
 
 def _memory(runs: Sequence[RunData]) -> str | None:
-    known = [pd.DataFrame(run.ranks) for run in runs if run.ranks]
-    return describe_memory(pd.concat(known)) if known else None
+    known = [run.ranks for run in runs if run.ranks]
+    ranks = {name: np.concatenate([one[name] for one in known]) for name in (known[0] if known else ())}
+    return describe_memory(ranks) if known else None
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from mpifed.core.validation import check_problem, expect_mirror
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
 from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
+from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.settings import SimulationSettings
@@ -91,11 +93,14 @@ def prepare(
             between ranks.
     """
     problem, error, sharing = config.problem, None, ranks_on(comm, device)
+    name = type(problem).__name__
     agree_on_sources(comm, plugins_of("algorithm", config.algorithm) | plugins_of("problem", problem))
+    with collective_errors(comm, ValueError, OSError), default_dtype(dtype), user_code_errors(name):
+        if problem.footprint():  # otherwise the data determine the sizes of the blocks
+            expect_memory(config, comm, device, sharing)
+    read_once = _read_once(config, comm, dtype)
     try:
-        with default_dtype(dtype), user_code_errors(type(problem).__name__):
-            if problem.footprint():  # otherwise the data determine the sizes of the blocks
-                expect_memory(config, comm, device, sharing)
+        with default_dtype(dtype), user_code_errors(name), _replaced(problem, read_once):
             problem.prepare(config.seed, config.run.data_dir)
             expect_memory(config, comm, device, sharing)
             batch_size, weights = config.oracle.batch_size, _weights(config.participation)
@@ -110,6 +115,40 @@ def prepare(
     except CollectiveError as common:
         raise common from error
     return as_family(problem, config.algorithm.family)
+
+
+def _read_once(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -> Callable[..., Any] | None:
+    """Return a function that returns the data of ``problem.read_once``, read once per node. Collective.
+
+    Returns ``None`` if the problem does not define it. Every rank calls a user-defined function that returns
+    a data set.
+
+    Raises:
+        CollectiveError: on all ranks: the data cannot be read.
+    """
+    problem = config.problem
+    if type(problem).read_once is Problem.read_once or "problem.dataset" in plugins_of("problem", problem):
+        return None
+
+    def read() -> Any:
+        with default_dtype(dtype), user_code_errors(type(problem).__name__):
+            return problem.read_once(config.run.data_dir)
+
+    data = read_once_per_node(comm, read)
+    return lambda data_dir=None: data
+
+
+@contextlib.contextmanager
+def _replaced(problem: Problem, read_once: Callable[..., Any] | None) -> Iterator[None]:
+    """A context in which ``read_once`` of a problem is replaced, unless it is ``None``."""
+    if read_once is None:
+        yield
+        return
+    problem.read_once = read_once  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del problem.read_once
 
 
 def read_files(config: SimulationSettings) -> Files:

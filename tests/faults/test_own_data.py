@@ -1,4 +1,4 @@
-"""Ranks end together before the first round if they read different data or one of them cannot read its data.
+"""Ranks end together before the first round if nodes read different data or one of them cannot read its data.
 
 A rank that continued alone would wait forever, so any time limit shows it; this one allows for a busy
 machine.
@@ -7,6 +7,7 @@ machine.
 import gzip
 import hashlib
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_a_rank_without_data_ends_all(tmp_path):
     code, output = start(tmp_path, 3)
     assert code == 2 and "Traceback" not in output, output
     assert output.count("tiny lacks a file") == 1 and path.name in output and "(on rank 1)" in output, output
+
+
+def test_the_first_rank_of_a_node_without_data_ends_all(tmp_path, monkeypatch):
+    """The other ranks of the node do not read their files."""
+    monkeypatch.setenv("ONE_NODE", "1")
+    folders = write_data(tmp_path, 3)
+    for folder in folders[1:]:
+        shutil.rmtree(folder)
+    assert start(tmp_path, 3)[0] == 0
+    path = folders[0] / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    code, output = start(tmp_path, 3, "run.out=other")
+    assert code == 2 and "Traceback" not in output, output
+    assert output.count(f"{path}: expected an IDX file") == 1 and "(on rank" not in output, output
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_packed_copy_is_the_same_data_and_the_results_say_what_was_read(tmp_path):

@@ -1,5 +1,7 @@
 """The command line with one data folder per rank, FOLDER/RANK, and a data set "tiny" in the IDX format.
 
+Every rank is on a node of its own, unless the variable ONE_NODE is set.
+
 Usage: own_data.py FOLDER ARGUMENTS OF mpifed ...
 """
 
@@ -10,9 +12,18 @@ from pathlib import Path
 from mpifed.cli.main import main
 from mpifed.data import DATASETS
 from mpifed.data.images import IdxImages
+from mpifed.parallel.comm import MpiComm
 
 folder = Path(sys.argv.pop(1))
 rank = next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
 os.environ["MPIFED_DATA"] = str(folder / rank)
 DATASETS["tiny"] = IdxImages("tiny", "https://example.org/tiny", train=24, test=8, size=(2, 2), classes=2)
+if "ONE_NODE" not in os.environ:
+    construct = MpiComm.__init__
+
+    def on_own_node(comm, mpi=None):
+        construct(comm, mpi)
+        comm.node, comm.local_rank, comm.local_size = comm.rank, 0, 1
+
+    MpiComm.__init__ = on_own_node
 main()

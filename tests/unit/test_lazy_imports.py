@@ -95,6 +95,12 @@ def test_a_run_imports_only_what_it_uses(tmp_path):
     assert not loaded & {"torch._dynamo", "torch._inductor"}, "importing torch's compiler takes seconds"
 
 
+def test_the_report_of_one_run_does_not_import_pandas(tmp_path):
+    run = write(tmp_path / "a", auc=decay(0.1))
+    output, loaded = invoke("report", str(run), "--out", str(tmp_path / "report"))
+    assert "report.html" in output and "matplotlib" in loaded and "pandas" not in loaded
+
+
 def test_completion_of_every_method_problem_section_and_setting():
     sections = SECTIONS | {"tune": Tune}
     assert {*ALGORITHMS, *PROBLEMS, *sections} == set(complete_name(None, None, ""))
