@@ -18,6 +18,7 @@ import click
 
 from mpifed import __version__
 from mpifed.base.errors import ConfigError
+from mpifed.base.extras import MissingExtra
 from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import (
@@ -229,8 +230,11 @@ def _execute(comm, job, report_in: str | None) -> None:
     if result.unfinished:
         exit_with(EXIT_RESUME)
     if comm.rank == 0 and report_in is not None:
-        from mpifed.report.report import report as write_report
-
+        try:
+            from mpifed.report.report import report as write_report
+        except MissingExtra as error:
+            echo(f"mpifed: the run is finished, without a report: {error}", err=True)
+            return
         try:
             written = write_report([result.path.parent], result.path.parent)
         except (OSError, ValueError) as error:

