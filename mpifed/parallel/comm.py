@@ -25,6 +25,7 @@ __all__ = [
     "collective_errors",
     "CollectiveError",
     "LaunchError",
+    "NO_LIBRARY",
 ]
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
@@ -64,6 +65,7 @@ class SerialComm:
         rank, size, local_rank, local_size: as in MPI; local ones are within the node.
         node: the first rank on the node.
         mpi: version of the MPI library.
+        threads: the level of thread support of MPI, "" without MPI.
         calling: the collective that is running, "" if none; read by the thread of the watchdog.
     """
 
@@ -73,6 +75,7 @@ class SerialComm:
     local_size = 1
     node = 0
     mpi = "none (one process)"
+    threads = ""
     calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
@@ -160,7 +163,9 @@ class MpiComm(SerialComm):
         self._mpi = MPI = usable_mpi()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
         self._reports = self._comm.Dup()
-        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        levels = "SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"
+        names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+        self.threads = names[MPI.Query_thread()]
         self.rank, self.size = self._comm.rank, self._comm.size
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
@@ -212,12 +217,12 @@ class MpiComm(SerialComm):
 
     def hang_reported(self):
         try:
-            return self._threads and self._reports.Iprobe()
+            return self.threads == "MPI_THREAD_MULTIPLE" and self._reports.Iprobe()
         except self._mpi.Exception:  # a rank has died; the main thread will report it
             return False
 
     def report_hang(self, text, seconds):
-        if not self._threads:
+        if self.threads != "MPI_THREAD_MULTIPLE":
             unknown = "unknown: MPI was initialised without MPI_THREAD_MULTIPLE"
             return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
         report = np.frombuffer(text.encode()[:REPORT_BYTES].ljust(REPORT_BYTES), dtype=np.uint8)
