@@ -32,6 +32,6 @@ def expect_extra(extra: str, purpose: str) -> None:
     """
     if missing := [name for name in EXTRAS[extra] if find_spec(name) is None]:
         raise MissingExtra(
-            f"{purpose} need the extra {extra!r}, of which {', '.join(missing)} is not installed: "
+            f"{purpose} need the extra {extra!r} (not installed: {', '.join(missing)}): "
             f"pip install 'mpifed[{extra}]'"
         )

@@ -25,7 +25,7 @@ from mpifed.parallel.world import world
 __all__ = ["run_checks", "selftest"]
 
 #: Time limit in seconds of a launcher that is started here.
-LIMIT = 45
+LIMIT = 120
 #: More ranks than cores: Open MPI 5, Open MPI 4, and waiting ranks that give up their cores.
 OVERSUBSCRIBE = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -150,7 +150,7 @@ def _mpi(comm: SerialComm) -> str:
     leaders = np.array([comm.rank == comm.node], dtype=np.int64)
     comm.allreduce_(leaders)
     note = "" if comm.threads == "MPI_THREAD_MULTIPLE" else ", so reports of hangs name one rank only"
-    library = comm.mpi.split(",")[0]
+    library = " ".join(comm.mpi.split(",")[0].split())
     return f"{library}, mpi4py {version('mpi4py')}, {leaders[0]} node(s), {comm.threads}{note}"
 
 
@@ -223,7 +223,7 @@ def _library() -> str:
     done = _output(sys.executable, "-m", "mpi4py", "--mpi-lib-version")
     if done.returncode:
         raise RuntimeError(f"mpi4py cannot load an MPI library: {NO_LIBRARY}")
-    return done.stdout.split(",")[0].strip()
+    return " ".join(done.stdout.split("\n")[0].split(",")[0].split())
 
 
 def _launcher() -> str:
