@@ -104,6 +104,12 @@ def test_every_page_is_in_the_navigation():
     )
 
 
+def test_the_artifact_appendix_lists_every_experiment():
+    names = re.findall(r"^\[experiment\.(\w+)\]", (ROOT / "jobs/papers/claims.toml").read_text(), re.M)
+    appendix = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", appendix, re.M) == names
+
+
 def test_every_job_file_is_valid():
     from mpifed.config.job import Config
 

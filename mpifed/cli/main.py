@@ -1,9 +1,10 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
 Exit codes: 0 success; 2 the job cannot run as written (settings, data, folders, an error in a method or a
-problem); 3 non-finite values; 71 the launcher and the MPI library do not match; 75 the watchdog found no
-progress; 85 stopped by a signal, after a checkpoint or before the run began, and the same command continues;
-130 ended by a second Ctrl-C; 141 the output was closed, as in ``| head``; 1 a rank failed and ended all.
+problem); 3 non-finite values; 71 there is no MPI library, or the launcher does not match it; 75 the watchdog
+found no progress; 85 stopped by a signal, after a checkpoint or before the run began, and the same command
+continues; 130 ended by a second Ctrl-C; 141 the output was closed, as in ``| head``; 1 a rank failed and
+ended all, or ``check`` or ``selftest`` found an error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import click
 
 from mpifed import __version__
 from mpifed.base.errors import ConfigError
+from mpifed.base.extras import MissingExtra
 from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import (
@@ -36,6 +38,7 @@ from mpifed.cli.new import new
 from mpifed.cli.options import complete_name, job_argument, part_option, report_option, verbosity
 from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
 from mpifed.cli.report import report
+from mpifed.cli.selftest import selftest
 from mpifed.cli.status import status
 from mpifed.cli.tune import tune
 from mpifed.parallel.comm import SerialComm, collective_errors
@@ -69,6 +72,7 @@ def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
 
     \b
+    mpifed selftest                                      test the installation
     mpifed run jobs/digits_auc.toml                      one process
     mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
     mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   change settings
@@ -229,8 +233,11 @@ def _execute(comm, job, report_in: str | None) -> None:
     if result.unfinished:
         exit_with(EXIT_RESUME)
     if comm.rank == 0 and report_in is not None:
-        from mpifed.report.report import report as write_report
-
+        try:
+            from mpifed.report.report import report as write_report
+        except MissingExtra as error:
+            echo(f"mpifed: the run is finished, without a report: {error}", err=True)
+            return
         try:
             written = write_report([result.path.parent], result.path.parent)
         except (OSError, ValueError) as error:
@@ -240,7 +247,7 @@ def _execute(comm, job, report_in: str | None) -> None:
         echo("\n".join(map(str, written)))
 
 
-for _command in (export, info, launch, list_, measure, new, report, schema, status, tune):
+for _command in (export, info, launch, list_, measure, new, report, schema, selftest, status, tune):
     cli.add_command(_command)
 
 

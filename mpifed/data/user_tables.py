@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.errors import short_repr
+from mpifed.base.extras import expect_extra
 from mpifed.base.settings import hyperparameters, suggest
 from mpifed.core.numerics import first_non_finite
 from mpifed.data.libsvm import expect_dense_memory, read_rows
@@ -331,6 +332,7 @@ def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: 
 
 def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.DataFrame, Places]:
     """Read files, which must have ``columns`` and the same columns as the first file, as one table."""
+    expect_extra("plots", "tables in CSV files")
     import pandas as pd  # takes a second
 
     frames = [_frame(source, file, options) for file in files]

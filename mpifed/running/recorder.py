@@ -7,12 +7,13 @@ file. The costs of the ranks are summed only when the history is written.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import json
 import math
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -314,5 +315,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, this package and its libraries by name."""
     import mpifed  # not at the top, because the package imports this module
 
-    packages = {name: version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
-    return {"python": platform.python_version(), "mpifed": mpifed.__version__, **packages}
+    found = {"python": platform.python_version(), "mpifed": mpifed.__version__}
+    for name in ("torch", "numpy", "h5py", "mpi4py"):
+        with contextlib.suppress(PackageNotFoundError):  # one process does without mpi4py
+            found[name] = version(name)
+    return found

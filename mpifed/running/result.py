@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ConfigError
+from mpifed.base.extras import expect_extra
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
@@ -92,6 +93,7 @@ class Result:
 
         ``None`` if the problem is no classification.
         """
+        expect_extra("plots", "data frames")
         import pandas as pd  # slow to import
 
         counts, classes = self.details.confusion, self.details.classes
@@ -102,6 +104,7 @@ class Result:
     @property
     def clients(self) -> pd.DataFrame:
         """Metrics of each client (rows) at the output point, with ``run.evaluate_on = ["clients"]``."""
+        expect_extra("plots", "data frames")
         import pandas as pd
 
         table = pd.DataFrame(self.details.clients)

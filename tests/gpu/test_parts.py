@@ -9,6 +9,7 @@ from simulated_gpu import device as gpu
 
 from mpifed.algorithms import LocalSGDA
 from mpifed.base.errors import ConfigError
+from mpifed.cli import selftest
 from mpifed.core.device import PINNED, DeviceStream, to_device
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.streams import Stream
@@ -41,6 +42,15 @@ class Several(SerialComm):
     def allgatherv(self, send, receive, counts):
         assert np.isfinite(send).all(), "sent before it arrived"
         receive[...] = self.identities if len(receive) == 3 else np.resize(send, len(receive))
+
+
+def test_selftest_runs_on_the_gpu(tmp_path, monkeypatch, capsys):
+    """The checks of files and GPUs; those of MPI would start a process without the simulated GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(selftest, "_library", lambda: 1 / 0)
+    selftest.run_checks(SerialComm())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"ok      GPU: {torch.cuda.get_device_name()}, the first of 1 on the node of rank 0"
 
 
 def test_the_words_of_a_stream_are_the_same_on_the_gpu():

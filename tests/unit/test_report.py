@@ -198,5 +198,5 @@ def test_scalars_without_tensorboardx_are_rejected_before_the_run(job, tmp_path,
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.delitem(sys.modules, "tensorboardX.event_file_writer", raising=False)
     done = invoke("run", job, "run.tensorboard=true")
-    assert "needs the package tensorboardX: pip install 'mpifed[tensorboard]'" in str(done.exception)
+    assert "(not installed: tensorboardX): pip install 'mpifed[tensorboard]'" in str(done.exception)
     assert not (tmp_path / "run").exists()
