@@ -19,7 +19,7 @@ from mpifed.base.console import Console
 from mpifed.base.log import escape_mathtext
 from mpifed.storage.files import ASSUMPTION_FILES, PNG_METADATA, writing
 
-__all__ = ["print_tables", "write"]
+__all__ = ["finish_panel", "print_tables", "write"]
 
 #: Maximum number of clients in the printed table.
 CLIENTS = 20
@@ -152,12 +152,13 @@ def _draw(found: dict[str, Any], path: Path) -> None:
             if is_mean and name == "tail":
                 low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
-        _finish(axes, name, [row.get(name, math.nan) for row in rows])
+        finish_panel(axes, name, [row.get(name, math.nan) for row in rows])
     figure.suptitle(escape_mathtext(found["mpifed measure"]), fontsize=10)
     figure.savefig(path, format="png", metadata=PNG_METADATA)
 
 
-def _finish(axes, name: str, values: list[float]) -> None:
+def finish_panel(axes, name: str, values: list[float]) -> None:
+    """Set scale, labels and grid of a panel; the scale is logarithmic for values of several magnitudes."""
     positive = [value for value in values if value > 0] or [1.0]
     least, most = np.min(positive), np.max(positive)
     if most > 10 * least:

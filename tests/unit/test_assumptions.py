@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from games import Game, configuration
+from matplotlib.figure import Figure
 
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
@@ -18,6 +19,7 @@ from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import ALL, Options, measure
+from mpifed.diagnostics.output import finish_panel
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import WGAN, AffineGame, FairClassification, QuadraticNCPL, Saddle
 
@@ -254,6 +256,14 @@ def test_the_command(invoke, tmp_path):
     assert invoke().exit_code == 0  # files of this command are replaced
     noise = invoke("--of", "noise").output
     assert "σ_x" in noise and "Tail index" in noise and "L" not in noise and "μ" not in noise
+
+
+@pytest.mark.parametrize("values, scale", [([0.01, 0.5], "log"), ([0.3, 0.5], "linear"), ([0.0], "linear")])
+def test_values_of_several_orders_of_magnitude_have_a_logarithmic_axis(values, scale):
+    axes = Figure().subplots()
+    axes.plot(values)
+    finish_panel(axes, "L", values)
+    assert axes.get_yscale() == scale
 
 
 def test_other_files_are_not_replaced(invoke, tmp_path):

@@ -147,6 +147,26 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
     assert counts == [5]
 
 
+def test_noise_of_several_clients_is_drawn_at_once_up_to_a_limit(monkeypatch):
+    sampler, drawn = sampler_of(noise=Gaussian(1.0)), []
+
+    def stream(*address):
+        if address[1] == "noise":
+            drawn.append(len(address[2]) * address[4] * WIDTH)
+        return Stream(*address)
+
+    monkeypatch.setattr(sampling, "MAX_DRAWN", 4 * WIDTH)
+    monkeypatch.setattr(sampling, "MIN_DRAWN", 0)
+    monkeypatch.setattr(sampling, "Stream", stream)
+    sampler.numbers[:] = 2
+    sampler.begin_round(4)
+    sampler.select_members(np.arange(CLIENTS))
+    for first in range(CLIENTS):
+        for k in range(2):
+            ask(sampler, k, slice(first, first + 1))
+    assert drawn == [4 * WIDTH, 4 * WIDTH, 4 * WIDTH, 2 * WIDTH], "two samples of two clients, and of the last"
+
+
 def test_full_batches_are_the_data():
     """For clients with equal numbers of rows, including a client that is selected twice."""
     problem = Rows()
