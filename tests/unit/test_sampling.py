@@ -164,7 +164,8 @@ def test_noise_of_several_clients_is_drawn_at_once_up_to_a_limit(monkeypatch):
     for first in range(CLIENTS):
         for k in range(2):
             ask(sampler, k, slice(first, first + 1))
-    assert drawn == [4 * WIDTH, 4 * WIDTH, 4 * WIDTH, 2 * WIDTH], "two samples of two clients, and of the last"
+    two_clients = 2 * 2 * WIDTH
+    assert drawn == [two_clients, two_clients, two_clients, two_clients // 2]
 
 
 def test_full_batches_are_the_data():
