@@ -9,6 +9,7 @@ progress; 85 stopped by a signal, after a checkpoint or before the run began, an
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -33,7 +34,7 @@ from mpifed.cli.info import info, list_, schema
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
-from mpifed.cli.options import complete_name, job_argument, part_option, report_option, verbosity
+from mpifed.cli.options import JobCommand, complete_name, job_argument, part_option, report_option, verbosity
 from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
 from mpifed.cli.report import report
 from mpifed.cli.status import status
@@ -55,6 +56,13 @@ class _Commands(click.Group):
     def make_context(self, *arguments, **settings):
         with broken_output():
             return super().make_context(*arguments, **settings)
+
+    def resolve_command(self, ctx, args):
+        if args[0].endswith(".toml"):
+            raise click.UsageError(
+                f"expected a command, got a job file: {shlex.join(['mpifed', 'run', *args])}"
+            )
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx):
         with broken_output():
@@ -86,7 +94,7 @@ def cli(context, whole):
         release_signals()
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("file")
 @click.option("--data-dir", help="Folder of the data files.  [default: $MPIFED_DATA or ../shared/data]")
 @click.option(
@@ -124,7 +132,7 @@ def run(file, overrides, data_dir, resume_, with_report):
     _execute(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("folder")
 @report_option
 @verbosity
@@ -141,7 +149,7 @@ def resume(folder, overrides, with_report):
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("file")
 @click.option(
     "--list",
@@ -181,7 +189,7 @@ def sweep(file, overrides, only_list, part):
         )
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @click.argument("name", shell_complete=complete_name)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 def check(name, settings):

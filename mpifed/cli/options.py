@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from mpifed.base.log import LOG, PHASES
 
 __all__ = [
+    "JobCommand",
     "complete_name",
     "complete_setting",
     "allow_code_option",
@@ -22,6 +24,42 @@ __all__ = [
 ]
 
 _REMEDY = "read the code, then add --allow-code"
+
+
+class JobCommand(click.Command):
+    """A command with the arguments KEY=VALUE, whose message for an unknown option shows them."""
+
+    def parse_args(self, ctx, args):
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if fixed := _as_settings(words, error.option_name):
+                command = shlex.join([*ctx.command_path.split(), *fixed])
+                raise click.UsageError(f"{error.message} A setting has no dashes: {command}") from None
+            raise
+
+
+def _as_settings(words: list[str], option: str) -> list[str]:
+    """Return a command's arguments with an option as a setting at the end, if there is such a setting."""
+    from mpifed.algorithms import ALGORITHMS
+    from mpifed.base.settings import places_of
+    from mpifed.config.job import SECTIONS, Config
+    from mpifed.problems import PROBLEMS
+
+    name = option.removeprefix("--").replace("-", "_")
+    places = places_of(name, {"": Config, **SECTIONS})
+    for section, classes in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
+        places += [place for cls in classes.values() for place in places_of(name, {section: cls})]
+    places = [place for place in places if "{" not in place]
+    number = next((k for k, word in enumerate(words) if word.partition("=")[0] == option), None)
+    if number is None or not places:
+        return []
+    value, after = words[number].partition("=")[2], number + 1
+    if not value and after < len(words) and "=" not in words[after] and not words[after].startswith("-"):
+        value, after = words[after], number + 2
+    return [*words[:number], *words[after:], f"{places[0]}={value or '...'}"]
+
 
 report_option = click.option(
     "--report/--no-report",

@@ -11,7 +11,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import exit_with
-from mpifed.cli.options import allow_code_option, job_argument, part_option, verbosity
+from mpifed.cli.options import JobCommand, allow_code_option, job_argument, part_option, verbosity
 from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_argument("file")
 @click.option("--list", "only_list", is_flag=True, help="Print the search space of every method, and exit.")
 @part_option("tasks and methods")

@@ -37,7 +37,7 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["\U0001f600", "é ü", "\udcff", "7", "true", '"x"', "a\nb", "\x7f", "a=b", "[1]"]
+    "name", ["\U0001f600", "é ü", "\udcff", "7", "true", '"x"', "a\nb", "\x7f", "a=b", "[1]", "1,2"]
 )
 def test_a_data_folder_may_have_any_name(job, name, monkeypatch):
     """Bytes that are not UTF-8 are surrogates in Python."""
