@@ -252,6 +252,12 @@ for _command in (export, info, launch, list_, measure, new, report, schema, stat
     cli.add_command(_command)
 
 
+def _show_warning(message, category, filename, line, *_) -> None:
+    own = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
+    text = f"mpifed: warning: {message}" if own else warnings.formatwarning(message, category, filename, line)
+    print_error(text.rstrip())
+
+
 def _report_success() -> None:
     """Report success to the batch script, because not every launcher passes exit codes on.
 
@@ -274,9 +280,7 @@ def main() -> None:
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
-        warnings.showwarning = lambda *arguments, **_: print_error(
-            warnings.formatwarning(*arguments[:4]).rstrip()
-        )
+        warnings.showwarning = _show_warning
     sys.excepthook = print_traceback
     with quiet_broken_pipe(abort_all):
         settings = {"traceback": False}
