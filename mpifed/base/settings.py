@@ -246,9 +246,8 @@ def suggest(name: str, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(truncate(name).lower(), lower, n=MAX_CLOSE)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     if len(options) > MAX_OPTIONS:
-        return (
-            f"{hint}(options: {', '.join([*(lower[option] for option in close), '...'])}, see `mpifed list`)"
-        )
+        similar = ", ".join([*(lower[option] for option in close), "..."])
+        return f"{hint}(options: {similar}, see `mpifed list`)" if close else "see `mpifed list`"
     return f"{hint}(options: {', '.join(options)})" if options else "(it has no settings)"
 
 

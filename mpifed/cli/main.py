@@ -34,7 +34,15 @@ from mpifed.cli.info import info, list_, schema
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
-from mpifed.cli.options import JobCommand, complete_name, job_argument, part_option, report_option, verbosity
+from mpifed.cli.options import (
+    JobCommand,
+    complete_name,
+    is_quiet,
+    job_argument,
+    part_option,
+    report_option,
+    verbosity,
+)
 from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
 from mpifed.cli.report import report
 from mpifed.cli.status import status
@@ -182,7 +190,7 @@ def sweep(file, overrides, only_list, part):
         outcome = sweep_runs(runs, comm, [variant for variant in all_runs if variant not in runs])
     except (Stopped, KeyboardInterrupt):
         exit_with(EXIT_RESUME)
-    if comm.rank == 0:
+    if comm.rank == 0 and not is_quiet():
         echo(
             f"{outcome.done} runs are finished, {outcome.before} of them before this command; "
             f"{outcome.diverged} ended in non-finite values"
@@ -237,15 +245,17 @@ def _execute(comm, job, report_in: str | None) -> None:
     if result.unfinished:
         exit_with(EXIT_RESUME)
     if comm.rank == 0 and report_in is not None:
+        from mpifed.base.console import Console
         from mpifed.report.report import report as write_report
 
+        folder, console = result.path.parent, Console(quiet=is_quiet())
         try:
-            written = write_report([result.path.parent], result.path.parent)
+            written = write_report([folder], folder, console=console)
         except (OSError, ValueError) as error:
             raise click.UsageError(
                 f"the run is finished, but its report could not be written: {describe(error)}"
             ) from None
-        echo("\n".join(map(str, written)))
+        console.print("\n".join(map(str, written)), soft_wrap=True, markup=False, highlight=False)
 
 
 for _command in (export, info, launch, list_, measure, new, report, schema, status, tune):

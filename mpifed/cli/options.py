@@ -18,6 +18,7 @@ __all__ = [
     "complete_setting",
     "allow_code_option",
     "job_argument",
+    "is_quiet",
     "part_option",
     "report_option",
     "verbosity",
@@ -147,11 +148,16 @@ def _set_level(context, parameter, value) -> None:
     context.call_on_close(lambda: LOG.setLevel(logging.NOTSET))
 
 
+def is_quiet() -> bool:
+    """Whether the option -q was given, with which a command prints nothing but warnings and errors."""
+    return LOG.level > logging.INFO
+
+
 def verbosity(command):
     """Add the options -v and -q, which set the level of the logger "mpifed"."""
     settings = {"expose_value": False, "callback": _set_level}
     verbose_help = "Log the time of each round in run.out/log; -vv: also of each phase."
     verbose = click.option("-v", "--verbose", count=True, help=verbose_help, **settings)
-    quiet_help = "Print warnings only, without a progress bar."
+    quiet_help = "Print only warnings and errors."
     quiet = click.option("-q", "--quiet", is_flag=True, help=quiet_help, **settings)
     return verbose(quiet(command))

@@ -11,7 +11,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import exit_with
-from mpifed.cli.options import JobCommand, allow_code_option, job_argument, part_option, verbosity
+from mpifed.cli.options import JobCommand, allow_code_option, is_quiet, job_argument, part_option, verbosity
 from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -93,9 +93,14 @@ def _print_space(tuning: Tuning) -> None:
 
 
 def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
-    """Print the best settings of every method and their cost."""
+    """Print warnings and, unless -q is given, the best settings of every method and their cost."""
     from mpifed.tuning.results import BEST
 
+    for study, result in zip(tuning.studies, results):
+        for text in result.warnings if result else ():
+            echo(f"mpifed: warning: {study.title}: {text}", err=True)
+    if is_quiet():
+        return
     tasks = any(study.task for study in tuning.studies)
     metrics = " / ".join(dict.fromkeys(result.metric for result in results if result))
     rows = []
@@ -111,7 +116,4 @@ def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> No
             ]
         rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
-    for study, result in zip(tuning.studies, results):
-        for text in result.warnings if result else ():
-            echo(f"mpifed: warning: {study.title}: {text}", err=True)
     echo(tuning.out / BEST)

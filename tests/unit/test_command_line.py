@@ -100,6 +100,16 @@ def test_list():
         "everything has a description"
     )
     assert "barzilai_borwein" in CliRunner().invoke(cli, ["list"]).output
+    assert {*json.loads(CliRunner().invoke(cli, ["list", "DIRICHLET", "--json"]).output)} == {"partitions"}
+
+
+def test_a_long_list_is_paged(monkeypatch):
+    paged = []
+    monkeypatch.setattr("click.echo_via_pager", paged.append)
+    monkeypatch.setenv("LINES", "20")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "bernoulli" in CliRunner().invoke(cli, ["list", "Bernoulli"]).output and not paged
+    assert not CliRunner().invoke(cli, ["list"]).output and "barzilai_borwein" in paged[0]
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--help"]])

@@ -114,7 +114,8 @@ COMMANDS = [
     ("run sweep.toml", "start it with `mpifed sweep`"),
     ("sweep job.toml", "has no [sweep]", "`mpifed run`"),
     ("run job.toml algorithm.gamma=theorem", "theory.of", "huang-2024-2"),
-    ("resume nowhere", "there is no checkpoint in nowhere", "`mpifed run`"),
+    ("resume nowhere", "there is no folder nowhere", "`mpifed run`"),
+    ("resume sub", "there is no checkpoint in sub", "`mpifed run`"),
     ("run job.toml run.out=job.toml", "cannot write to run.out = job.toml"),
     ("run job.toml algorithm=./nowhere.py:Mine", "there is no file ./nowhere.py"),
     ("run method.toml algorithm.name=./method.py:Min", "did you mean 'Mine'?"),
@@ -123,6 +124,10 @@ COMMANDS = [
     ("run auc.toml 'problem.dataset={name=\"table\", file=\"my.csv\", target=\"y\", test=0.2}'", "my.csv",
      "expected"),
     ("info oracel", "did you mean 'oracle'?"),
+    ("info batch_size", "'batch_size' is a setting: see `mpifed info oracle.batch_size`"),
+    ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info FGDA`"),
+    ("info xyzzy", "unknown name 'xyzzy': see `mpifed list`"),
+    ("list xyzzy", "no object contains 'xyzzy'"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
     ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
     ("run job.toml oracle.noise.scale=1", "unknown noise None"),
@@ -217,6 +222,15 @@ def test_several_ranks(override, folder):
     code, output = launch(3, command, limit=60)
     assert code == 2, output
     assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
+
+
+def test_folders_of_several_runs(folder, message):
+    for seed in (0, 1):
+        write(folder / f"swept/seed={seed}", error=decay(0.1))
+    text = message(["resume", "swept"])
+    assert "contains 2 runs" in text and "`mpifed resume swept/seed=0`" in text and "mpifed sweep" in text
+    assert "cannot write to job.toml" in (text := message(["report", "swept", "--out", "job.toml"]))
+    assert "--out names another folder" in text
 
 
 def test_ranks_without_clients(capsys):

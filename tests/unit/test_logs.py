@@ -72,7 +72,7 @@ def test_levels(start, log, level, rounds, phases):
 ])  # fmt: skip
 def test_options(tmp_path, log, option, inside, outside):
     path = str(job(tmp_path))
-    assert CliRunner().invoke(cli, ["run", path, "rounds=6", "--no-report", "-q"]).output == ""
+    assert CliRunner().invoke(cli, ["run", path, "rounds=6", "-q"]).output == ""
     before = len(log())
     changes = ["rounds=8", "run.progress=true"]
     done = CliRunner().invoke(cli, ["run", path, *changes, "--no-report", *option], catch_exceptions=False)

@@ -147,7 +147,7 @@ def test_an_interrupted_search_has_the_same_result(whole, job, tmp_path, monkeyp
         call("tune", "-q", job, code=85)
     begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
     assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
-    text = call("tune", "-q", job)
+    text = call("tune", job)
     assert "LocalSGDA" in text and "best.toml" in text
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
