@@ -20,13 +20,14 @@ from mpifed.running.signals import EXIT_RESUME, hold_signals
 if TYPE_CHECKING:
     from mpifed.config.tuning import Tuning
     from mpifed.tuning.results import SearchResult
+    from mpifed.tuning.tuner import Plan
 
 __all__ = ["tune"]
 
 
 @click.command(cls=JobCommand)
 @job_argument("file")
-@click.option("--list", "only_list", is_flag=True, help="Print the search space of every method, and exit.")
+@click.option("--list", "only_list", is_flag=True, help="Print the search space of every method.")
 @part_option("tasks and methods")
 @allow_code_option(lambda settings: settings["only_list"])
 @verbosity
@@ -49,7 +50,7 @@ def tune(file, overrides, only_list, part):
     with loading():
         from mpifed.config.grids import select_part
         from mpifed.config.tuning import tuning
-        from mpifed.tuning.tuner import Interrupted
+        from mpifed.tuning.tuner import Interrupted, plan
         from mpifed.tuning.tuner import tune as search
 
     comm = world()
@@ -57,7 +58,8 @@ def tune(file, overrides, only_list, part):
         job = tuning(file, list(overrides))
         select_part(list(job.studies), part)
     if only_list:
-        _print_space(job) if comm.rank == 0 else None
+        plans = plan(job, comm)
+        _print_space(job, plans) if comm.rank == 0 else None
         return
     try:
         results = search(job, comm, part)
@@ -68,8 +70,8 @@ def tune(file, overrides, only_list, part):
         _print_results(job, results)
 
 
-def _print_space(tuning: Tuning) -> None:
-    """Print the search space of every method, and the budget."""
+def _print_space(tuning: Tuning, plans: Sequence[Plan]) -> None:
+    """Print the search space of every method, the metric and the budget."""
     from mpifed.tuning.search import rung_rounds
 
     tasks = list(dict.fromkeys(study.task for study in tuning.studies if study.task))
@@ -84,6 +86,7 @@ def _print_space(tuning: Tuning) -> None:
     tune, rounds = tuning.tune, studies[0].rounds
     lengths = " / ".join(map(str, rung_rounds(rounds)))
     echo(
+        f"\nmetric: {', '.join(dict.fromkeys(plan.metric for plan in plans))}"
         f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
         f"{rounds} rounds\nof the costliest method; runs of {lengths} rounds; "
         f"{tune.seeds} seed(s) for the longest runs"
