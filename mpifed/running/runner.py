@@ -61,7 +61,7 @@ class Runner:
         done, newest = (self.simulation.round, self.checkpoints.newest) if self.checkpoints else (0, 0)
         return (
             f"received in round {done}: the run writes a checkpoint and stops after round {done + 1} at the "
-            f"latest; the newest checkpoint is of round {newest}"
+            f"latest; the newest checkpoint is of round {newest}, from which the same command continues"
         )
 
     def _elapsed(self) -> float:
@@ -151,6 +151,7 @@ class Runner:
 
     def _loop(self, bar: tqdm, end: End | None) -> Result:
         """Run rounds until the end, and write the final files."""
+        self._saved = time.monotonic()
         while end is None:
             end = self._round(bar)
         bar.close()
@@ -175,7 +176,8 @@ class Runner:
         """Run one round, and evaluate, call callbacks and write a checkpoint if they are due."""
         simulation, rule, run = self.simulation, self.rule, self.config.run
         before = simulation.rounds.costs.seconds
-        rule.receive(simulation.step(rule.contribution(bool(self.signals.requested), self._elapsed)))
+        due = time.monotonic() >= self._saved + run.checkpoint_seconds
+        rule.receive(simulation.step(rule.contribution(bool(self.signals.requested), self._elapsed, due)))
         if self.timed:
             LOG.debug("round %d: %.4g s", simulation.round, simulation.rounds.costs.seconds - before)
         self.recorder.record_round()
@@ -187,7 +189,8 @@ class Runner:
         if end or simulation.round % self.interval == 0:
             end = self._evaluate_and_call(bar) or end
         end = end or rule.end_by_signal(simulation.round)
-        if end is None and run.checkpoint_every and simulation.round % run.checkpoint_every == 0:
+        every = run.checkpoint_every
+        if end is None and every and (rule.checkpoint_due or simulation.round % every == 0):
             self._save()
         return end
 
@@ -226,6 +229,7 @@ class Runner:
         self.watchdog.beat(round, "checkpoint", state_bytes(self.simulation) / WRITE_SPEED)
         self.checkpoints.save(end, metrics, self.rule.signalled)
         self.watchdog.beat(round)
+        self._saved = time.monotonic()
         took, newest = time.perf_counter() - began, self.checkpoints.newest
         LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, newest)
 

@@ -173,6 +173,13 @@ class StopSignals:
         """
         return _largest(self.comm, signal.Signals[self.requested] if self.requested else 0)
 
+    def _announce(self, text: str) -> None:
+        """Log and print a message. Open MPI drops output after Ctrl-C, so it is written to the terminal."""
+        if "OMPI_COMM_WORLD_RANK" in os.environ and self.requested == "SIGTERM":
+            with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+                terminal.write(f"\nmpifed: {text}, also if mpirun ends its processes first\n")
+        info(text)
+
     def _watch(self) -> None:
         interrupts = 0
         while number := os.read(self._read, 1):
@@ -186,6 +193,6 @@ class StopSignals:
             if not self.requested:
                 self.requested = name
                 if self.comm.rank == 0:
-                    info(f"{name} {self.progress()}")
+                    self._announce(f"{name} {self.progress()}")
                 else:
                     LOG.info("%s received", name)

@@ -45,6 +45,7 @@ _NO_EFFECT = {
     "data_dir",
     "keep",
     "checkpoint_every",
+    "checkpoint_seconds",
     "tensorboard",
     "watchdog",
 }

@@ -20,6 +20,7 @@ from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Executor
 from mpifed.storage import checkpoint
+from mpifed.storage.files import checkpoints, round_of
 from mpifed.storage.results import End
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
@@ -87,6 +88,13 @@ def point(result) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return point(run(config(tmp_path_factory.mktemp("whole") / "run"), SerialComm()))
+
+
+@pytest.mark.parametrize("every, rounds", [(100, range(1, 9)), (0, ())])
+def test_checkpoints_by_time(tmp_path, whole, every, rounds):
+    options = {"checkpoint_every": every, "checkpoint_seconds": 1e-9, "keep": 9}
+    assert torch.equal(point(run(config(tmp_path, **options), SerialComm())), whole)
+    assert [*map(round_of, checkpoints(tmp_path))] == [*rounds]
 
 
 @pytest.mark.parametrize("number", SIGNALS)
