@@ -213,11 +213,11 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """Write a Slurm batch script that runs the job file JOB, and submit it. KEY=VALUE changes settings.
 
     \b
-    mpifed launch jobs/mnist_auc.toml --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2:00:00
-    mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
-    mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
-    mpifed launch jobs/papers/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
-    mpifed launch JOB --ranks-per-node 16 --parts 6      a [tune] with 6 methods, each on 16 ranks
+    mpifed launch JOB --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2h
+    mpifed launch JOB --ranks-per-node 4 --array seed=0,1,2 --partition cpu
+    mpifed launch JOB --gpus-per-node 1 --preemptible --time 30 --account abc
+    mpifed launch JOB --ranks-per-node 2 --parts 8     a [sweep] in 8 elements
+    mpifed launch JOB --ranks-per-node 16 --parts 6    a [tune] with 6 methods
 
     The script finds out how to start the ranks: srun with PMIx or PMI2, or the mpirun of the MPI library.
     MPIFED_LAUNCHER=pmix, pmi2 or mpirun overrides the choice. Submit in the environment of mpifed, or

@@ -85,17 +85,18 @@ def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
 
     \b
-    mpifed run jobs/digits_auc.toml                      one process
-    mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
-    mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   change settings
-    mpifed resume runs/a                                 continue after a stop, on any number of ranks
-    mpifed status                                        progress of the runs below this folder
-    mpifed report runs                                   curves, tables and a page about all runs in a folder
-    mpifed export runs/a --to model.safetensors          the trained network, for torch
-    mpifed list; mpifed info AdaFGDA; mpifed info run    methods, problems and settings
-    mpifed new job; mpifed new method; mpifed new problem   write a template
-    mpifed tune JOB                                      the best settings of every method, at the same cost
-    mpifed measure JOB                                   estimates of the constants in theorems along a run
+    mpifed run JOB.toml                one process
+    mpirun -n 4 mpifed run JOB.toml    four ranks, which share the clients
+    mpifed run JOB.toml rounds=20 algorithm.q=5 run.out=runs/a   other settings
+    mpifed resume runs/a               continue, on any number of ranks
+    mpifed status                      progress of the runs below this folder
+    mpifed report runs                 compare all runs in a folder
+    mpifed export runs/a --to a.safetensors   the trained network, for torch
+    mpifed list                        methods, problems and other names
+    mpifed info AdaFGDA                a method, a problem or a setting
+    mpifed new job                     a template, also of a method or problem
+    mpifed tune JOB.toml               the best settings of every method
+    mpifed measure JOB.toml            estimates of constants in theorems
     """
     context.ensure_object(dict)["traceback"] = whole
     if context.invoked_subcommand not in _RUNS:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 
-from mpifed.base.log import escape_control
+from mpifed.base.log import escape_control, wrap_on_terminal
 
 __all__ = [
     "EXIT_BROKEN_PIPE",
@@ -31,7 +31,8 @@ EXIT_BROKEN_PIPE = 141
 
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a text with control characters escaped, to standard error if ``err``."""
-    click.echo(escape_control(str(text)), err=err, nl=nl)
+    line = escape_control(str(text))
+    click.echo(wrap_on_terminal(line) if err else line, err=err, nl=nl)
 
 
 def console():

@@ -36,11 +36,11 @@ def tune(file, overrides, only_list, part):
     """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
 
     \b
-    mpifed tune jobs/papers/auc_mnist.toml --list     print the search space and the budget
-    mpifed tune jobs/papers/auc_mnist.toml            search; the same command continues after a stop
-    mpirun -n 8 mpifed tune JOB                       eight runs at a time, with the same result
-    mpifed sweep runs/papers/auc_mnist/best.toml      run the best settings with new seeds
-    mpifed report runs/papers/auc_mnist/best          compare the methods
+    mpifed tune JOB --list            print the search space and the budget
+    mpifed tune JOB                   search, or continue after a stop
+    mpirun -n 8 mpifed tune JOB       eight runs at a time, with the same result
+    mpifed sweep runs/a/best.toml     run the best settings with new seeds
+    mpifed report runs/a/best         compare the methods
 
     A setting of a method is searched if FILE has a list or a range { low = 1e-3, high = 1.0 } for it, or
     leaves a float out. Poor settings are dropped after a ninth or a third of the rounds; the best settings

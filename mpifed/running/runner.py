@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import torch
 from tqdm import tqdm
 
-from mpifed.base.log import LOG, PHASES, escape_control
+from mpifed.base.log import LOG, PHASES, escape_control, progress_bar
 from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
@@ -139,14 +138,12 @@ class Runner:
         return self._result(end, metrics)
 
     def _progress(self) -> tqdm:
-        return tqdm(
+        return progress_bar(
             total=self.config.rounds,
             initial=self.simulation.round,
             unit="round",
             disable=not (self.comm.rank == 0 and self.config.run.progress and LOG.isEnabledFor(logging.INFO)),
             desc=escape_control(title(self.config.algorithm), line=True),
-            dynamic_ncols=True,
-            mininterval=0.1 if sys.stderr.isatty() else 2,
         )
 
     def _loop(self, bar: tqdm, end: End | None) -> Result:

@@ -12,10 +12,9 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from mpifed.base.errors import ConfigError, ContractError
-from mpifed.base.log import LOG, info
+from mpifed.base.log import LOG, info, progress_bar
 from mpifed.config.grids import select_part
 from mpifed.config.tuning import Study, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
@@ -158,12 +157,11 @@ class _Searches:
     def run(self) -> None:
         """Execute waves until every search has finished. Collective."""
         total = sum(self.plans[number].budget for number in self.searches)
-        with tqdm(
+        with progress_bar(
             total=total,
             unit="call",
             unit_scale=True,
             desc="tune",
-            dynamic_ncols=True,
             disable=not (self.comm.rank == 0 and LOG.level <= logging.INFO),
         ) as self.bar:
             with collective_errors(self.comm, *_ERRORS):
