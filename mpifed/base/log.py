@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "LINE",
     "LOG",
     "PHASES",
     "escape_mathtext",

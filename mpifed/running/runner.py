@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from tqdm import tqdm
 
-from mpifed.base.log import LOG, PHASES, escape_control, progress_bar
+from mpifed.base.log import LINE, LOG, PHASES, escape_control, progress_bar
 from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
@@ -33,8 +34,8 @@ from mpifed.storage.results import End
 
 __all__ = ["Runner"]
 
-#: Maximum number of metrics next to the progress bar.
-MAX_METRICS = 6
+#: Number of characters of a progress bar without metrics.
+BAR = 54
 #: Expected write speed of the first checkpoint in bytes per second. The watchdog tolerates a tenth of it.
 WRITE_SPEED = 1e8
 
@@ -60,7 +61,7 @@ class Runner:
         done, newest = (self.simulation.round, self.checkpoints.newest) if self.checkpoints else (0, 0)
         return (
             f"received in round {done}: the run writes a checkpoint and stops after round {done + 1} at the "
-            f"latest; the newest checkpoint is of round {newest}, from which the same command continues"
+            f"latest; the newest checkpoint is of round {newest}"
         )
 
     def _elapsed(self) -> float:
@@ -205,8 +206,7 @@ class Runner:
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
-            first = [*metrics.items()][:MAX_METRICS]
-            bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
+            bar.set_postfix_str(_first_metrics(metrics, getattr(bar, "ncols", None)), refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
         end = self.rule.end_by_target(metrics, simulation.round)
@@ -232,6 +232,13 @@ class Runner:
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
         return Result.from_run(self.simulation, self.recorder, end, metrics, self.folder.path)
+
+
+def _first_metrics(metrics: Mapping[str, float], width: int | None) -> str:
+    """Return the first metrics that fit next to a progress bar of a width, at least one."""
+    texts = [f"{name}={value:.4g}" for name, value in metrics.items()]
+    ends = [*itertools.accumulate(len(text) + 2 for text in texts)]
+    return ", ".join(texts[: max(1, sum(end <= (width or LINE) - BAR for end in ends))])
 
 
 def _layout(simulation: Simulation) -> str:

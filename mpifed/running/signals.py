@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+TERMINAL = "/dev/tty"
 #: Exit code after the second SIGINT.
 EXIT_INTERRUPTED = 130
 #: Exit code of a run that was stopped by a signal: the same command resumes it.
@@ -176,8 +177,8 @@ class StopSignals:
     def _announce(self, text: str) -> None:
         """Log and print a message. Open MPI drops output after Ctrl-C, so it is written to the terminal."""
         if "OMPI_COMM_WORLD_RANK" in os.environ and self.requested == "SIGTERM":
-            with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
-                terminal.write(f"\nmpifed: {text}, also if mpirun ends its processes first\n")
+            with contextlib.suppress(OSError), open(TERMINAL, "w") as terminal:
+                terminal.write(f"\nmpifed: {text}; the same command continues from there\n")
         info(text)
 
     def _watch(self) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from mpifed import run
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running import signals
 from mpifed.running.run import sweep
 from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_signals
 from mpifed.simulation import simulation
@@ -88,6 +89,20 @@ def point(result) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return point(run(config(tmp_path_factory.mktemp("whole") / "run"), SerialComm()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_under_open_mpi_the_terminal_shows_sigterm(tmp_path, send, monkeypatch, number):
+    """SIGTERM follows Ctrl-C; the launcher forwards SIGUSR1, and continues to print the output."""
+    monkeypatch.setattr(signals, "TERMINAL", str(tmp_path / "terminal"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    send(number, Executor, "groups", 4)
+    signalled(tmp_path / "run", SystemExit)
+    if number == signal.SIGUSR1:
+        assert not (tmp_path / "terminal").exists()
+        return
+    line = (tmp_path / "terminal").read_text().strip()
+    assert line.endswith("checkpoint is of round 0; the same command continues from there")
 
 
 @pytest.mark.parametrize("every, rounds", [(100, range(1, 9)), (0, ())])
