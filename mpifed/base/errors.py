@@ -191,7 +191,7 @@ def user_frames(error: BaseException) -> str:
 
 def _is_user_code(filename: str) -> bool:
     """Return whether a file is user code, i.e. neither installed nor generated."""
-    if filename.startswith(_GENERATED):
+    if filename.startswith(_GENERATED) or filename.endswith(".pyx"):  # compiled packages
         return False
     path = Path(filename).resolve()
     installed = path.is_relative_to(_PACKAGE) or path.is_relative_to(_PYTHON)

@@ -8,19 +8,25 @@ which are written to the log files only.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import textwrap
 import traceback
 from types import TracebackType
+from typing import Any
 
 __all__ = [
+    "LINE",
     "LOG",
     "PHASES",
     "escape_mathtext",
     "info",
     "print_error",
     "print_traceback",
+    "progress_bar",
     "escape_control",
     "warning",
+    "wrap_on_terminal",
 ]
 
 LOG = logging.getLogger("mpifed")
@@ -29,6 +35,8 @@ LOG.propagate = False  # a script that configures logging would print every mess
 
 PHASES = logging.DEBUG - 1
 
+#: Seconds between the lines of progress that are not printed on a terminal, and their maximum length.
+INTERVAL, LINE = 10.0, 110
 #: Characters that a terminal interprets instead of printing them, or that change the order of printed text:
 #: control characters except for newlines and tabs, undecodable bytes that some terminals interpret like
 #: control characters, and marks of writing direction.
@@ -61,6 +69,23 @@ def escape_mathtext(text: str) -> str:
     return escape_control(text, line=True).replace("$", r"\$")
 
 
+def wrap_on_terminal(text: str) -> str:
+    """Break the lines of a message between words if standard error is a terminal; not indented lines."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    options: dict[str, Any] = {
+        "break_long_words": False,
+        "break_on_hyphens": False,
+        "replace_whitespace": False,
+    }
+    lines = text.split("\n")
+    return "\n".join(
+        line if len(line) <= width or line[:1].isspace() else textwrap.fill(line, width, **options)
+        for line in lines
+    )
+
+
 def print_error(text: str) -> None:
     """Print text on standard error and flush."""
     print(escape_control(text), file=sys.stderr, flush=True)
@@ -86,7 +111,30 @@ def warning(text: str) -> None:
     LOG.warning(text)
 
 
-def _show(line: str) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]  # loading it takes time that commands without messages save
+class _Lines:
+    """The file of a progress bar whose standard error is not a terminal: a line for each state of the bar."""
 
-    tqdm.write(escape_control(line), file=sys.stderr)
+    encoding = "utf-8"
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            print(text[:LINE], file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        pass
+
+
+def progress_bar(**options):
+    """Return a progress bar of tqdm on standard error, or lines at intervals if that is not a terminal."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # not loaded by commands without messages
+
+    if sys.stderr.isatty():
+        return tqdm(dynamic_ncols=True, **options)
+    form = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    return tqdm(file=_Lines(), bar_format=form, mininterval=INTERVAL, **options)
+
+
+def _show(line: str) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(wrap_on_terminal(escape_control(line)), file=sys.stderr)

@@ -16,7 +16,8 @@ import inspect
 import math
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -48,7 +49,9 @@ __all__ = [
     "json_schema",
     "preset_of",
     "problem_settings",
+    "places_of",
     "sections_of",
+    "settings_of",
     "suggest",
     "title",
 ]
@@ -57,6 +60,16 @@ __all__ = [
 _MISSING = {"missing", "missing_argument"}
 #: Maximum number of options that a message lists; of a longer list it has only this number of similar ones.
 MAX_OPTIONS, MAX_CLOSE = 30, 5
+#: Maximum number of places of a setting that a message lists.
+MAX_PLACES = 3
+#: Settings of other packages → names of settings here, or words in the descriptions of settings.
+SYNONYMS = {
+    **dict.fromkeys(("lr", "learning_rate", "stepsize", "step_size"), "step size"),
+    **dict.fromkeys(("local_steps", "local_epochs"), "local steps"),
+    **dict.fromkeys(("epochs", "iterations", "max_steps"), "rounds"),
+    **dict.fromkeys(("num_clients", "n_clients"), "clients"),
+    **dict.fromkeys(("output_dir", "logdir", "folder"), "out"),
+}
 #: Range of integer settings that declare no bounds: 64 bits, as in TOML.
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 #: Keys of a core schema whose values contain no schemas.
@@ -247,10 +260,56 @@ def suggest(name: str, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(truncate(name).lower(), lower, n=MAX_CLOSE)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     if len(options) > MAX_OPTIONS:
-        return (
-            f"{hint}(options: {', '.join([*(lower[option] for option in close), '...'])}, see `mpifed list`)"
-        )
+        similar = ", ".join([*(lower[option] for option in close), "..."])
+        return f"{hint}(options: {similar}, see `mpifed list`)" if close else "see `mpifed list`"
     return f"{hint}(options: {', '.join(options)})" if options else "(it has no settings)"
+
+
+def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str]:
+    """Return the settings called ``key`` as typed on the command line, those of ``section`` first.
+
+    A common name in other packages (:data:`SYNONYMS`) is replaced by the name here.
+
+    Args:
+        known: section → its class of settings; "" for the settings outside sections.
+    """
+    word, direct, nested = SYNONYMS.get(key, key), [], []
+    for place in sorted(known, key=lambda name: name != section):
+        prefix = f"{place}." if place else ""
+        for name, field in settings_of(known[place]).items():
+            if name not in known and (name == word or (" " in word and word in (field.description or ""))):
+                direct.append(prefix + name)
+            if section in ("", place):
+                choices = [options.classes for options in _options_in(field.annotation)]
+                names = [name for classes in choices for name, cls in classes.items() if word in _names(cls)]
+                nested += [f'{prefix}{name}={{ name = "{option}", {word} = ... }}' for option in names]
+    return nested + direct if section else direct + nested
+
+
+def settings_of(cls: Any) -> dict[str, FieldInfo]:
+    """Return the fields of a class of settings, or of a preset, by name."""
+    fields = getattr(cls, "model_fields", None) or getattr(cls, "__pydantic_fields__", {})
+    return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
+
+
+def _options_in(annotation: Any) -> Iterable[Options]:
+    """Yield the choices by name in an annotation."""
+    yield from (part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Options))
+    inner = (annotation.__value__,) if isinstance(annotation, TypeAliasType) else typing.get_args(annotation)
+    for part in inner:
+        yield from _options_in(part)
+
+
+def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str]) -> str:
+    """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
+    hint = suggest(str(key), options)
+    if places:
+        outside = {
+            place: ", outside the sections" for place in places if what != "a job file" and "." not in place
+        }
+        found = (f"{place!r}{outside.get(place, '')}" for place in places[:MAX_PLACES])
+        hint = f"did you mean {' or '.join(found)}?"
+    return f"{what} has no setting {short_repr(key)}: {hint}"
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -261,11 +320,17 @@ def join_names(names: Iterable[str]) -> str:
     )
 
 
-def build(cls: type | Preset, settings: dict[str, Any], what: str):
+def build(
+    cls: type | Preset,
+    settings: dict[str, Any],
+    what: str,
+    known_elsewhere: Mapping[str, Any] = MappingProxyType({}),
+):
     """Create an instance of the dataclass or preset ``cls`` from a table of a job file.
 
     Args:
         what: description of the table in messages.
+        known_elsewhere: section → class, where unknown settings are searched.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value is wrong; one line per error.
@@ -276,7 +341,9 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     unknown = [key for key in settings if key not in known]
     if unknown:
         raise ConfigError(
-            join_lines(unknown, lambda key: f"{what} has no setting {short_repr(key)}: {suggest(key, known)}")
+            join_lines(
+                unknown, lambda key: _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
+            )
         )
     fixed: dict[str, Any]
     settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
@@ -319,20 +386,18 @@ def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, 
         settings: the values that were validated.
     """
     sections = sections_of(model)
-    known: dict[str, Iterable[str]] = {name: section.model_fields for name, section in sections.items()}
-    known |= {name: vars(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
+    parts = {name: type(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
+    known = {"": model, **sections, **parts}
     unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
     rest = [error for error in errors if error["type"] != "extra_forbidden"]
 
     def sentence(place: tuple) -> str:
         *path, key = map(str, place)
-        name = short_repr(key)
-        elsewhere = [f"{section}.{key}" for section, names in known.items() if key in names]
-        if elsewhere and not path:
-            return f"a job file has no setting {name} outside its sections: did you mean {elsewhere[0]!r}?"
-        here = sections[path[0]].model_fields if path and path[0] in sections else model.model_fields
-        where = f"[{path[0]}]" if path else "a job file"
-        return f"{where} has no setting {name}: {suggest(key, here)}"
+        section = path[0] if path else ""
+        options = sections.get(section, model).model_fields
+        return _unknown(
+            f"[{section}]" if path else "a job file", key, options, places_of(key, known, section)
+        )
 
     return "\n".join(filter(None, [join_lines(unknown, sentence), explain(rest, "")]))
 

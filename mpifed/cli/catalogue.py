@@ -17,7 +17,7 @@ from mpifed.algorithms.fedavg import SERVERS
 from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
-from mpifed.base.settings import build, declared, default_of, suggest
+from mpifed.base.settings import build, declared, default_of, join_names, settings_of, suggest
 from mpifed.cli.output import console, echo, print_table
 from mpifed.cli.schema import Row, rows_of, toml
 from mpifed.config.job import SECTIONS, Config
@@ -199,25 +199,34 @@ _PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Weigh
 _PLAUSIBLE |= {"Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 
-def catalogue() -> dict[str, dict[str, str]]:
-    """Return the first paragraph of the docstring of every object, by group and name."""
-    return {
-        name: {member: _summary(obj) for member, obj in group.members.items()}
-        for name, group in GROUPS.items()
+def catalogue(word: str = "") -> dict[str, dict[str, str]]:
+    """Return the first paragraph of the docstring of every object, by group and name.
+
+    Args:
+        word: a text that the group, the name or the paragraph must contain, in upper or lower case.
+    """
+    found = {
+        group: {
+            name: text
+            for name, text in ((name, _summary(obj)) for name, obj in members.items())
+            if word.lower() in f"{group}\n{name}\n{text}".lower()
+        }
+        for group, (members, *_) in GROUPS.items()
     }
+    return {group: members for group, members in found.items() if members}
 
 
 def _summary(obj) -> str:
     return (inspect.getdoc(obj) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def print_catalogue() -> None:
-    """Print all groups as one table."""
+def print_catalogue(groups: dict[str, dict[str, str]]) -> None:
+    """Print groups as one table."""
     rows: list = []
-    for group, members in catalogue().items():
+    for group, members in groups.items():
         first = next(iter(members), None)
         rows += [(group if name == first else "", name, line) for name, line in members.items()] + [None]
-    print_table(("", "name", ""), rows)
+    print_table(("", "name", ""), rows, paged=True)
 
 
 def example(cls: type, settings: dict | None = None):
@@ -254,10 +263,15 @@ def print_info(name: str) -> None:
     groups = {word: group for plural, group in GROUPS.items() for word in (plural, group.singular)}
     if name == "settings":
         echo(settings_page(), nl=False)
-    elif bare_name in groups and bare_name not in ("algorithm", "problem"):
+    elif bare_name in groups:
         _print_group(groups[bare_name])
+    elif section not in SECTIONS and (found := [g for g in GROUPS.values() if g.setting == name]):
+        for group in found:
+            _print_group(group)
     elif section in EXAMPLES and ":" not in name:
         _print_setting(section, key) if key else _print_section(section)
+    elif bare_name in TOP_LEVEL:
+        _print_setting("job", bare_name)
     else:
         _print_object(*_find(name))
 
@@ -338,16 +352,26 @@ def _find(name: str) -> tuple[str, str, Any]:
             if known.lower() == name.lower():
                 return known, group, obj
     if ":" not in name:
+        if places := [f"`mpifed info {place}`" for place in _having(name.rpartition(".")[2])]:
+            raise ConfigError(f"{name!r} is a setting: see {join_names(places)}")
         words = [
             word for plural, group in GROUPS.items() for word in (plural, group.singular, *group.members)
         ]
-        raise ConfigError(f"unknown name {name!r}: {suggest(name, [*words, *EXAMPLES, 'settings'])}")
+        options = [*words, *EXAMPLES, *TOP_LEVEL, "settings"]
+        raise ConfigError(f"unknown name {name!r}: {suggest(name, options)}")
     try:
         return name, "methods", find_class(name, "algorithm")
     except ConfigError as error:
         with contextlib.suppress(ConfigError):
             return name, "problems", find_class(name, "problem")
         raise error
+
+
+def _having(key: str) -> list[str]:
+    """Return the settings of sections called ``key``, and the objects with such a setting."""
+    sections = [f"{section}.{key}" for section in SECTIONS if any(row.name == key for row in _rows(section))]
+    members = {name: obj for group in GROUPS.values() for name, obj in group.members.items()}
+    return sections + [name for name, obj in members.items() if key in settings_of(getattr(obj, "cls", obj))]
 
 
 def _print_object(name: str, group: str, obj) -> None:

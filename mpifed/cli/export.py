@@ -45,15 +45,15 @@ def export(run, to, best, number, overwrite):
 
     \b
     mpifed export runs/digits --to model.safetensors
-    mpifed export runs/digits --best --to best.safetensors            # with run.keep_best = METRIC
-    mpifed export runs/digits --round 20 --to round20.safetensors     # of a checkpoint, see run.keep
-    mpifed run JOB initial=model.safetensors                          # start a run from these weights
-    python -c 'import mpifed; print(mpifed.load("runs/digits").model())'   # the network as a torch module
+    mpifed export runs/digits --best --to best.safetensors       # run.keep_best
+    mpifed export runs/digits --round 20 --to r20.safetensors    # run.keep
+    mpifed run JOB initial=model.safetensors    # start a run from these weights
 
-    To load the file with torch: net.load_state_dict(safetensors.torch.load_file("model.safetensors")). If
-    the run has not ended, its latest results are exported. No code of the run is executed. The metadata of
-    the file contain the run, method, problem, round, metrics, versions and a digest of the settings.
-    Variables outside the network, such as a, b and alpha of DeepAUC, are only in RUN/run.h5.
+    In Python, mpifed.load("runs/digits").model() is the network as a torch module. To load the file with
+    torch: net.load_state_dict(safetensors.torch.load_file("model.safetensors")). If the run has not ended,
+    its latest results are exported. No code of the run is executed. The metadata of the file contain the
+    run, method, problem, round, metrics, versions and a digest of the settings. Variables outside the
+    network, such as a, b and alpha of DeepAUC, are only in RUN/run.h5.
     """
     if Path(to).suffix != ".safetensors":
         raise click.UsageError(

@@ -16,12 +16,19 @@ __all__ = ["info", "list_", "schema"]
 
 
 @click.command("list")
+@click.argument("word", default="", metavar="[FILTER]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(as_json):
-    """List all methods, problems, data sets, models and other objects that a job file can name."""
+def list_(word, as_json):
+    """List all methods, problems, data sets, models and other objects that a job file can name.
+
+    FILTER is a text in the type, the name or the description of an object, such as `compositional`.
+    """
     from mpifed.cli.catalogue import catalogue, print_catalogue
 
-    echo(json.dumps(catalogue(), indent=2)) if as_json else print_catalogue()
+    found = catalogue(word)
+    if not found:
+        raise click.UsageError(f"no object contains {word!r}: `mpifed list` lists all objects")
+    echo(json.dumps(found, indent=2)) if as_json else print_catalogue(found)
 
 
 @click.command()

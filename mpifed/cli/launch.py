@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import escape_control
 from mpifed.base.units import TIME, convert
 from mpifed.cli.batch_script import Batch, parse_time_limit, split_sbatch_line
-from mpifed.cli.options import allow_code_option
+from mpifed.cli.options import JobCommand, allow_code_option
 from mpifed.cli.output import echo
 from mpifed.storage.slurm_array import HEAD, SCRIPT
 
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["array_tasks", "launch", "time_limit"]
 
+#: Options that are passed to sbatch unchanged → their meaning.
+_SBATCH = {
+    "account": "Account",
+    "qos": "Quality of service",
+    "mem": "Memory per node, e.g. 64G",
+    "constraint": "Features of nodes",
+    "output": "File of the output, e.g. log-%j.txt",
+    "mail-user": "Address for mail",
+    "mail-type": "Events that cause mail, e.g. END,FAIL",
+}
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
 MAX_SIZE = 65_000
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
@@ -34,14 +45,18 @@ _JOB_VARIABLES = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _SITE_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
 
 
-class _ArgumentRecorder(click.Command):
+class _ArgumentRecorder(JobCommand):
     """A command that records its arguments as typed; the script contains them as a comment."""
 
     def parse_args(self, ctx, args):
         ctx.meta["arguments"] = tuple(
             arg for arg in args if arg not in ("--dry-run", "--no-submit", "--allow-code")
         )
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            remedy = f"Other options of sbatch: --extra {error.option_name}=VALUE"
+            raise click.UsageError(f"{error.format_message()} {remedy}") from None
 
 
 def _full_match(pattern: str, expected: str):
@@ -87,10 +102,21 @@ def _parse_extra(ctx, parameter, value):
             return split_sbatch_line(line)
         except ValueError as error:
             raise click.BadParameter(
-                f"expected an option of sbatch, e.g. --account=abc123, got {line!r}: {error}"
+                f"expected an option of sbatch, e.g. --exclude=node7, got {line!r}: {error}"
             ) from None
 
     return tuple(map(words, value))
+
+
+def _sbatch_options(command):
+    """Add options that are passed to sbatch unchanged."""
+
+    def words(ctx, parameter, value):
+        return value and _parse_extra(ctx, parameter, [shlex.quote(f"{parameter.opts[0]}={value}")])[0]
+
+    for name, text in reversed(_SBATCH.items()):
+        command = click.option(f"--{name}", metavar="TEXT", callback=words, help=f"{text} (sbatch).")(command)
+    return command
 
 
 def _validate_setup(ctx, parameter, value):
@@ -158,12 +184,13 @@ def _validate_setup(ctx, parameter, value):
     show_default=True,
     help="Write a checkpoint and end, with exit code 85, this long before the time limit (seconds, or 5min).",
 )
+@_sbatch_options
 @click.option(
     "--extra",
     multiple=True,
     metavar="OPTION",
     callback=_parse_extra,
-    help='Further option of sbatch, e.g. "--account=abc123".',
+    help='Further option of sbatch, e.g. "--exclude=node7".',
 )
 @click.option(
     "--setup",
@@ -186,11 +213,11 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """Write a Slurm batch script that runs the job file JOB, and submit it. KEY=VALUE changes settings.
 
     \b
-    mpifed launch jobs/mnist_auc.toml --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2:00:00
-    mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
-    mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
-    mpifed launch jobs/papers/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
-    mpifed launch JOB --ranks-per-node 16 --parts 6      a [tune] with 6 methods, each on 16 ranks
+    mpifed launch JOB --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2h
+    mpifed launch JOB --ranks-per-node 4 --array seed=0,1,2 --partition cpu
+    mpifed launch JOB --gpus-per-node 1 --preemptible --time 30 --account abc
+    mpifed launch JOB --ranks-per-node 2 --parts 8     a [sweep] in 8 elements
+    mpifed launch JOB --ranks-per-node 16 --parts 6    a [tune] with 6 methods
 
     The script finds out how to start the ranks: srun with PMIx or PMI2, or the mpirun of the MPI library.
     MPIFED_LAUNCHER=pmix, pmi2 or mpirun overrides the choice. Submit in the environment of mpifed, or
@@ -200,6 +227,8 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     plan = _plan(job, list(settings), axes, parts)
     assigned_runs = () if path else plan.assigned_runs
     command = ctx.meta["arguments"]
+    passed = [sizes.pop(name.replace("-", "_")) for name in _SBATCH]
+    sizes["extra"] = (*filter(None, passed), *sizes["extra"])
     batch = Batch(
         job,
         settings,

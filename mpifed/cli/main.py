@@ -10,6 +10,7 @@ ended all, or ``check`` or ``selftest`` found an error.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -35,7 +36,15 @@ from mpifed.cli.info import info, list_, schema
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
-from mpifed.cli.options import complete_name, job_argument, part_option, report_option, verbosity
+from mpifed.cli.options import (
+    JobCommand,
+    complete_name,
+    is_quiet,
+    job_argument,
+    part_option,
+    report_option,
+    verbosity,
+)
 from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
 from mpifed.cli.report import report
 from mpifed.cli.selftest import selftest
@@ -59,6 +68,13 @@ class _Commands(click.Group):
         with broken_output():
             return super().make_context(*arguments, **settings)
 
+    def resolve_command(self, ctx, args):
+        if args[0].endswith(".toml"):
+            raise click.UsageError(
+                f"expected a command, got a job file: {shlex.join(['mpifed', 'run', *args])}"
+            )
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx):
         with broken_output():
             return super().invoke(ctx)
@@ -72,25 +88,26 @@ def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
 
     \b
-    mpifed selftest                                      test the installation
-    mpifed run jobs/digits_auc.toml                      one process
-    mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
-    mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   change settings
-    mpifed resume runs/a                                 continue after a stop, on any number of ranks
-    mpifed status                                        progress of the runs below this folder
-    mpifed report runs                                   curves, tables and a page about all runs in a folder
-    mpifed export runs/a --to model.safetensors          the trained network, for torch
-    mpifed list; mpifed info AdaFGDA; mpifed info run    methods, problems and settings
-    mpifed new job; mpifed new method; mpifed new problem   write a template
-    mpifed tune JOB                                      the best settings of every method, at the same cost
-    mpifed measure JOB                                   estimates of the constants in theorems along a run
+    mpifed selftest                    test the installation
+    mpifed run JOB.toml                one process
+    mpirun -n 4 mpifed run JOB.toml    four ranks, which share the clients
+    mpifed run JOB.toml rounds=20 algorithm.q=5 run.out=runs/a   other settings
+    mpifed resume runs/a               continue, on any number of ranks
+    mpifed status                      progress of the runs below this folder
+    mpifed report runs                 compare all runs in a folder
+    mpifed export runs/a --to a.safetensors   the trained network, for torch
+    mpifed list                        methods, problems and other names
+    mpifed info AdaFGDA                a method, a problem or a setting
+    mpifed new job                     a template, also of a method or problem
+    mpifed tune JOB.toml               the best settings of every method
+    mpifed measure JOB.toml            estimates of constants in theorems
     """
     context.ensure_object(dict)["traceback"] = whole
     if context.invoked_subcommand not in _RUNS:
         release_signals()
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("file")
 @click.option("--data-dir", help="Folder of the data files.  [default: $MPIFED_DATA or ../shared/data]")
 @click.option(
@@ -128,7 +145,7 @@ def run(file, overrides, data_dir, resume_, with_report):
     _execute(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("folder")
 @report_option
 @verbosity
@@ -145,7 +162,7 @@ def resume(folder, overrides, with_report):
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @job_argument("file")
 @click.option(
     "--list",
@@ -178,14 +195,14 @@ def sweep(file, overrides, only_list, part):
         outcome = sweep_runs(runs, comm, [variant for variant in all_runs if variant not in runs])
     except (Stopped, KeyboardInterrupt):
         exit_with(EXIT_RESUME)
-    if comm.rank == 0:
+    if comm.rank == 0 and not is_quiet():
         echo(
             f"{outcome.done} runs are finished, {outcome.before} of them before this command; "
             f"{outcome.diverged} ended in non-finite values"
         )
 
 
-@cli.command()
+@cli.command(cls=JobCommand)
 @click.argument("name", shell_complete=complete_name)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 def check(name, settings):
@@ -238,17 +255,26 @@ def _execute(comm, job, report_in: str | None) -> None:
         except MissingExtra as error:
             echo(f"mpifed: the run is finished, without a report: {error}", err=True)
             return
+        from mpifed.base.console import Console
+
+        folder, console = result.path.parent, Console(quiet=is_quiet())
         try:
-            written = write_report([result.path.parent], result.path.parent)
+            written = write_report([folder], folder, console=console)
         except (OSError, ValueError) as error:
             raise click.UsageError(
                 f"the run is finished, but its report could not be written: {describe(error)}"
             ) from None
-        echo("\n".join(map(str, written)))
+        console.print("\n".join(map(str, written)), soft_wrap=True, markup=False, highlight=False)
 
 
 for _command in (export, info, launch, list_, measure, new, report, schema, selftest, status, tune):
     cli.add_command(_command)
+
+
+def _show_warning(message, category, filename, line, *_) -> None:
+    own = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
+    text = f"mpifed: warning: {message}" if own else warnings.formatwarning(message, category, filename, line)
+    print_error(text.rstrip())
 
 
 def _report_success() -> None:
@@ -273,9 +299,7 @@ def main() -> None:
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
-        warnings.showwarning = lambda *arguments, **_: print_error(
-            warnings.formatwarning(*arguments[:4]).rstrip()
-        )
+        warnings.showwarning = _show_warning
     sys.excepthook = print_traceback
     with quiet_broken_pipe(abort_all):
         settings = {"traceback": False}

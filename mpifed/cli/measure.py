@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mpifed.base.errors import ConfigError
-from mpifed.cli.options import job_argument
+from mpifed.cli.options import JobCommand, job_argument
 from mpifed.cli.output import echo
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -15,7 +15,7 @@ from mpifed.parallel.world import world
 __all__ = ["measure"]
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_argument("job")
 @click.option(
     "--points",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +13,54 @@ import click
 from mpifed.base.log import LOG, PHASES
 
 __all__ = [
+    "JobCommand",
     "complete_name",
     "complete_setting",
     "allow_code_option",
     "job_argument",
+    "is_quiet",
     "part_option",
     "report_option",
     "verbosity",
 ]
 
 _REMEDY = "read the code, then add --allow-code"
+
+
+class JobCommand(click.Command):
+    """A command with the arguments KEY=VALUE, whose message for an unknown option shows them."""
+
+    def parse_args(self, ctx, args):
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if fixed := _as_settings(words, error.option_name):
+                command = shlex.join([*ctx.command_path.split(), *fixed])
+                raise click.UsageError(f"{error.message} A setting has no dashes: {command}") from None
+            raise
+
+
+def _as_settings(words: list[str], option: str) -> list[str]:
+    """Return a command's arguments with an option as a setting at the end, if there is such a setting."""
+    from mpifed.algorithms import ALGORITHMS
+    from mpifed.base.settings import places_of
+    from mpifed.config.job import SECTIONS, Config
+    from mpifed.problems import PROBLEMS
+
+    name = option.removeprefix("--").replace("-", "_")
+    places = places_of(name, {"": Config, **SECTIONS})
+    for section, classes in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
+        places += [place for cls in classes.values() for place in places_of(name, {section: cls})]
+    places = [place for place in places if "{" not in place]
+    number = next((k for k, word in enumerate(words) if word.partition("=")[0] == option), None)
+    if number is None or not places:
+        return []
+    value, after = words[number].partition("=")[2], number + 1
+    if not value and after < len(words) and "=" not in words[after] and not words[after].startswith("-"):
+        value, after = words[after], number + 2
+    return [*words[:number], *words[after:], f"{places[0]}={value or '...'}"]
+
 
 report_option = click.option(
     "--report/--no-report",
@@ -109,11 +148,16 @@ def _set_level(context, parameter, value) -> None:
     context.call_on_close(lambda: LOG.setLevel(logging.NOTSET))
 
 
+def is_quiet() -> bool:
+    """Whether the option -q was given, with which a command prints nothing but warnings and errors."""
+    return LOG.level > logging.INFO
+
+
 def verbosity(command):
     """Add the options -v and -q, which set the level of the logger "mpifed"."""
     settings = {"expose_value": False, "callback": _set_level}
     verbose_help = "Log the time of each round in run.out/log; -vv: also of each phase."
     verbose = click.option("-v", "--verbose", count=True, help=verbose_help, **settings)
-    quiet_help = "Print warnings only, without a progress bar."
+    quiet_help = "Print only warnings and errors."
     quiet = click.option("-q", "--quiet", is_flag=True, help=quiet_help, **settings)
     return verbose(quiet(command))

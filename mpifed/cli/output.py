@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 
-from mpifed.base.log import escape_control
+from mpifed.base.log import escape_control, wrap_on_terminal
 
 __all__ = [
     "EXIT_BROKEN_PIPE",
@@ -31,7 +31,8 @@ EXIT_BROKEN_PIPE = 141
 
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a text with control characters escaped, to standard error if ``err``."""
-    click.echo(escape_control(str(text)), err=err, nl=nl)
+    line = escape_control(str(text))
+    click.echo(wrap_on_terminal(line) if err else line, err=err, nl=nl)
 
 
 def console():
@@ -41,8 +42,8 @@ def console():
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110)
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None]) -> None:
-    """Print a table; a row ``None`` ends a section."""
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], paged: bool = False) -> None:
+    """Print a table; a row ``None`` ends a section. With ``paged``, a long table is shown by a pager."""
     from rich import box
     from rich.table import Table
 
@@ -51,7 +52,13 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None]) ->
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_section() if row is None else table.add_row(*row)
-    console().print(table)
+    screen = console()
+    with screen.capture() if paged else contextlib.nullcontext() as captured:
+        screen.print(table)
+    if captured is not None:
+        text = captured.get()
+        long = text.count("\n") >= screen.height
+        click.echo_via_pager(text) if long else click.echo(text, nl=False)
 
 
 class BrokenOutput(Exception):

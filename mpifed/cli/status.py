@@ -36,6 +36,8 @@ _ELEMENT_STATES = {
 }
 #: States of runs that have not ended.
 ACTIVE = ("running", "running?", "not begun")
+#: Columns that are omitted on a narrow terminal, the first ones first.
+OMITTED = ("why", "problem", "validation", "written", "rounds/s", "method", "metric")
 #: Columns that change even if the run does not.
 TIME_COLUMNS = ("written", "rounds/s", "left")
 
@@ -84,7 +86,8 @@ def status(places, as_json, following, interval):
         elif as_json:
             echo(json.dumps([_entry(run) for run in look()], indent=2))
         else:
-            echo("\n".join(table(look())))
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            echo("\n".join(table(look(), width=width)))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
@@ -127,17 +130,32 @@ def _finite(metric: tuple[str, float] | None) -> tuple[str | None, float | None]
     return name, value if value is not None and math.isfinite(value) else None
 
 
-def table(runs: Sequence[Status], shown: Sequence[Status] | None = None) -> list[str]:
+def table(
+    runs: Sequence[Status], shown: Sequence[Status] | None = None, width: int | None = None
+) -> list[str]:
     """Return the lines of a table: the non-empty columns of each run, the job arrays, and a count of states.
 
     Args:
         shown: the runs that have a line; by default all runs.
+        width: number of characters of the terminal. If the column "why" is omitted, the reasons of runs that
+            were stopped or have failed follow the table.
     """
     rows = [row(run) for run in (runs if shown is None else shown)]
     names = [name for name in row(runs[0]) if any(cells[name] for cells in rows)]
     lines = [dict(zip(names, names)), *rows]
-    width = {name: max(len(line[name]) for line in lines) for name in names}
-    run_lines = ["  ".join(line[name].ljust(width[name]) for name in names).rstrip() for line in lines]
+    widths = {name: max(len(line[name]) for line in lines) for name in names}
+    if width and widths["run"] > width // 2:  # the end of a path distinguishes runs
+        widths["run"] = half = width // 2
+        for cells in rows:
+            name = cells["run"]
+            cells["run"] = name if len(name) <= half else f"...{name[3 - half :]}"
+    for name in OMITTED:
+        if width and sum(widths[name] + 2 for name in names) > width + 2:
+            names = [other for other in names if other != name]
+    run_lines = ["  ".join(line[name].ljust(widths[name]) for name in names).rstrip() for line in lines]
+    if "why" not in names:
+        ended = [cells for cells in rows if cells["why"] and cells["state"] not in ("finished", *ACTIVE)]
+        run_lines += [f"{cells['run']}: {cells['why']}" for cells in ended]
     counts = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
     return [*run_lines, *_arrays(runs), *([f"{len(runs)} runs: {counts}"] if len(runs) > 1 else [])]
 
@@ -238,9 +256,9 @@ class _Screen:
 
     def __call__(self, runs: Sequence[Status]) -> None:
         width, height = shutil.get_terminal_size()
-        lines = table(runs)
+        lines = table(runs, width=width - 1)
         if len(lines) >= height:  # the last line still counts all runs
-            lines = table(runs, [run for run in runs if run.state in ACTIVE])
+            lines = table(runs, [run for run in runs if run.state in ACTIVE], width - 1)
         if len(lines) >= height:
             lines = [*lines[: height - 3], "...", lines[-1]]
         up = f"\x1b[{self._lines}F" if self._lines else ""
@@ -256,7 +274,8 @@ class _Changes:
 
     def __call__(self, runs: Sequence[Status]) -> None:
         for run in runs:
-            cells = [text for name, text in row(run).items() if text and name not in TIME_COLUMNS]
+            texts = row(run)
+            cells = [text for name, text in texts.items() if text and name not in TIME_COLUMNS]
             if self._known.get(run.folder) != cells:
                 self._known[run.folder] = cells
-                echo("  ".join(cells))
+                echo("  ".join([*cells, *([f"{texts['left']} left"] if texts["left"] else [])]))

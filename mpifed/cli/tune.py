@@ -11,7 +11,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import exit_with
-from mpifed.cli.options import allow_code_option, job_argument, part_option, verbosity
+from mpifed.cli.options import JobCommand, allow_code_option, is_quiet, job_argument, part_option, verbosity
 from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -20,13 +20,14 @@ from mpifed.running.signals import EXIT_RESUME, hold_signals
 if TYPE_CHECKING:
     from mpifed.config.tuning import Tuning
     from mpifed.tuning.results import SearchResult
+    from mpifed.tuning.tuner import Plan
 
 __all__ = ["tune"]
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_argument("file")
-@click.option("--list", "only_list", is_flag=True, help="Print the search space of every method, and exit.")
+@click.option("--list", "only_list", is_flag=True, help="Print the search space of every method.")
 @part_option("tasks and methods")
 @allow_code_option(lambda settings: settings["only_list"])
 @verbosity
@@ -35,11 +36,11 @@ def tune(file, overrides, only_list, part):
     """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
 
     \b
-    mpifed tune jobs/papers/auc_mnist.toml --list     print the search space and the budget
-    mpifed tune jobs/papers/auc_mnist.toml            search; the same command continues after a stop
-    mpirun -n 8 mpifed tune JOB                       eight runs at a time, with the same result
-    mpifed sweep runs/papers/auc_mnist/best.toml      run the best settings with new seeds
-    mpifed report runs/papers/auc_mnist/best          compare the methods
+    mpifed tune JOB --list            print the search space and the budget
+    mpifed tune JOB                   search, or continue after a stop
+    mpirun -n 8 mpifed tune JOB       eight runs at a time, with the same result
+    mpifed sweep runs/a/best.toml     run the best settings with new seeds
+    mpifed report runs/a/best         compare the methods
 
     A setting of a method is searched if FILE has a list or a range { low = 1e-3, high = 1.0 } for it, or
     leaves a float out. Poor settings are dropped after a ninth or a third of the rounds; the best settings
@@ -49,7 +50,7 @@ def tune(file, overrides, only_list, part):
     with loading():
         from mpifed.config.grids import select_part
         from mpifed.config.tuning import tuning
-        from mpifed.tuning.tuner import Interrupted
+        from mpifed.tuning.tuner import Interrupted, plan
         from mpifed.tuning.tuner import tune as search
 
     comm = world()
@@ -57,7 +58,8 @@ def tune(file, overrides, only_list, part):
         job = tuning(file, list(overrides))
         select_part(list(job.studies), part)
     if only_list:
-        _print_space(job) if comm.rank == 0 else None
+        plans = plan(job, comm)
+        _print_space(job, plans) if comm.rank == 0 else None
         return
     try:
         results = search(job, comm, part)
@@ -68,8 +70,8 @@ def tune(file, overrides, only_list, part):
         _print_results(job, results)
 
 
-def _print_space(tuning: Tuning) -> None:
-    """Print the search space of every method, and the budget."""
+def _print_space(tuning: Tuning, plans: Sequence[Plan]) -> None:
+    """Print the search space of every method, the metric and the budget."""
     from mpifed.tuning.search import rung_rounds
 
     tasks = list(dict.fromkeys(study.task for study in tuning.studies if study.task))
@@ -84,6 +86,7 @@ def _print_space(tuning: Tuning) -> None:
     tune, rounds = tuning.tune, studies[0].rounds
     lengths = " / ".join(map(str, rung_rounds(rounds)))
     echo(
+        f"\nmetric: {', '.join(dict.fromkeys(plan.metric for plan in plans))}"
         f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
         f"{rounds} rounds\nof the costliest method; runs of {lengths} rounds; "
         f"{tune.seeds} seed(s) for the longest runs"
@@ -93,9 +96,14 @@ def _print_space(tuning: Tuning) -> None:
 
 
 def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
-    """Print the best settings of every method and their cost."""
+    """Print warnings and, unless -q is given, the best settings of every method and their cost."""
     from mpifed.tuning.results import BEST
 
+    for study, result in zip(tuning.studies, results):
+        for text in result.warnings if result else ():
+            echo(f"mpifed: warning: {study.title}: {text}", err=True)
+    if is_quiet():
+        return
     tasks = any(study.task for study in tuning.studies)
     metrics = " / ".join(dict.fromkeys(result.metric for result in results if result))
     rows = []
@@ -111,7 +119,4 @@ def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> No
             ]
         rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
-    for study, result in zip(tuning.studies, results):
-        for text in result.warnings if result else ():
-            echo(f"mpifed: warning: {study.title}: {text}", err=True)
     echo(tuning.out / BEST)

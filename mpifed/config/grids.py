@@ -129,8 +129,8 @@ def variant_tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dic
     grids = choices if isinstance(choices, list) else [choices]
     if not grids or not all(isinstance(grid, dict) and grid for grid in grids):
         raise ConfigError(
-            f"{file} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
-            "started with `mpifed run`"
+            f"{file} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2], or on the command "
+            "line 'sweep.seed=[0, 1, 2]'; a single run is started with `mpifed run`"
         )
     if sum(map(_number_of_combinations, grids)) > MAX_RUNS:
         raise ConfigError(f"[sweep] has more than {MAX_RUNS:,} runs: split it into several job files")

@@ -138,9 +138,10 @@ class Config(SimulationSettings):
         settings = {key: value for key, value in table.items() if key != "plugins"}
         method, method_settings = _named_class(settings, "algorithm", ALGORITHMS)
         problem, problem_settings = _named_class(settings, "problem", PROBLEMS)
-        settings["problem"] = create(problem, problem_settings, "problem")
+        known = {"": cls, **SECTIONS, "algorithm": method, "problem": problem}
+        settings["problem"] = create(problem, problem_settings, "problem", known)
         method_settings, settings["theory"] = fill(method, method_settings, settings, settings["problem"])
-        settings["algorithm"] = create(method, method_settings, "algorithm")
+        settings["algorithm"] = create(method, method_settings, "algorithm", known)
         return cls(**settings)
 
     def table(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mpifed.base.plugins import (
     load_object,
     plugin_of,
 )
-from mpifed.base.settings import Preset, build, suggest, title
+from mpifed.base.settings import Preset, build, settings_of, suggest, title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
 from mpifed.problems import PROBLEMS
@@ -73,17 +73,34 @@ def _is_plugin(value, base: type) -> bool:
     return isinstance(value, type) and issubclass(value, base) and plugin_of(value) is not None
 
 
-def create(cls: type | Preset, settings: dict[str, Any], section: str):
+def create(cls: type | Preset, settings: dict[str, Any], section: str, known: Mapping[str, Any]):
     """Create an instance of a class from the settings of a job file's section.
+
+    Args:
+        known: section of the job file → its class of settings.
 
     Raises:
         ConfigError: settings are wrong, one line each, or user code has raised an error.
     """
-    if not plugin_of(cls):
-        return build(cls, settings, section)
-    return call_user_code(
-        f"{section} {cls.__name__} cannot be created", lambda: build(cls, settings, section)
-    )
+    try:
+        if not plugin_of(cls):
+            return build(cls, settings, section, known)
+        return call_user_code(
+            f"{section} {cls.__name__} cannot be created", lambda: build(cls, settings, section, known)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_replacement(cls, settings, section)}") from error.__cause__
+
+
+def _replacement(cls: type | Preset, settings: dict[str, Any], section: str) -> str:
+    """Return how to replace the table of a section that has settings of another class; "" if it has none."""
+    own = settings_of(cls)
+    others = {name for other in builtin_classes(section).values() for name in settings_of(other)}
+    if not settings.keys() & (others - own.keys()):
+        return ""
+    required = [name for name, field in own.items() if field.is_required()]
+    words = [f"{section}={cls.__name__}", *(f"{section}.{name}=..." for name in required)]
+    return f"\nto replace all settings of the {section}: {' '.join(words)}"
 
 
 def name_of(instance) -> str:

@@ -135,8 +135,14 @@ def parse_value(text: str) -> Any:
 
 
 def as_text(text: str) -> str:
-    """Return the text that :func:`parse_value` converts to ``text``."""
-    return text if parse_value(text) == text else toml_string(text)
+    """Return the value of a change that sets a setting to ``text``."""
+    return text if parse_value(text) == text and not _numbers(text) else toml_string(text)
+
+
+def _numbers(text: str) -> list[int | float]:
+    """Return the numbers of a text such as ``1,2,3``; an empty list for other texts."""
+    values = [parse_value(part) for part in text.split(",")]
+    return values if len(values) > 1 and all(type(value) in (int, float) for value in values) else []
 
 
 def toml_string(text: str) -> str:
@@ -153,6 +159,12 @@ def apply_override(table: dict, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"expected KEY=VALUE, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}")
+    if _numbers(value):
+        key, value = truncate(key.strip()), truncate(value)
+        raise ConfigError(
+            f"expected one value of {key}, got {value}: for one run per value, `mpifed sweep JOB "
+            f"'sweep.{key}=[{value}]'`, or in a job array `mpifed launch JOB --array {key}={value}`"
+        )
     set_key(table, key.strip(), parse_value(value))
 
 

@@ -122,7 +122,7 @@ class _Decoded:
             if image.size != (width, height) and not self._resized:
                 raise DataError(
                     f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images must "
-                    "have the size of the first training image"
+                    "have the size of the first training image; size = N resizes a user-defined folder"
                 )
             if image.mode.startswith(_WIDE):
                 raise DataError(f"{where}: expected one byte per channel, found pixels of mode {image.mode}")

@@ -194,4 +194,7 @@ def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterato
         yield Source(name, places)
     except DataError as error:
         searched = ", ".join(str(place.absolute()) for place in places)
-        raise DataError(f"{error}\nsearched: {searched}\nhome page of {name}: {home}") from error
+        raise DataError(
+            f"{error}\nsearched: {searched}; --data-dir or $MPIFED_DATA names the folder of all data sets"
+            f"\nhome page of {name}: {home}"
+        ) from error

@@ -109,7 +109,11 @@ class UserFunction(UserObject):
             isinstance(given, Sequence) and all(isinstance(one, str) for one in given)
         ):
             raise DataError(f"{self}, classes: expected a list of names, found {_described(given)}")
-        classes = tuple(given or map(str, range(int(parts["train"][1].max()) + 1)))
+        train = parts["train"][1]
+        if given is None and train.min() > 0:
+            low, high = train.min(), train.max()
+            raise DataError(f"{self}: expected labels from 0, found {low} to {high}: subtract {low}")
+        classes = tuple(given or map(str, range(int(train.max()) + 1)))
         for part, (_, labels) in parts.items():
             expect_labels(labels, len(classes), f"{self}, {part}")
         expect_all_classes(classes, {part: labels for part, (_, labels) in parts.items()}, str(self))

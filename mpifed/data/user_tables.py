@@ -1,8 +1,7 @@
 """User-defined tables: the roles of their columns, and the split of their rows.
 
-The format of a file follows from its suffix: ``.csv`` (commas) and ``.tsv`` (tabs) with a header, ``.npz``
-with arrays of one length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). CSV files
-are parsed by pandas.
+The format of a file follows from its suffix: ``.csv`` and ``.tsv`` with a header, ``.npz`` with arrays of one
+length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). CSV files are parsed by pandas.
 
 Test rows are a random share of each class, the rows of a second file, or the rows that a column marks. The
 random share does not depend on the run's seed: a table has the same test split in all runs.
@@ -47,6 +46,8 @@ __all__ = ["UserTable", "UserTexts"]
 
 #: The name of the label column of LIBSVM text, which has no column names.
 LABEL = "label"
+#: Standard deviation of a column above which a warning names ``standardize``.
+LARGE = 100
 #: Maximum number of distinct words in a column of words; each becomes a column.
 CATEGORIES = 256
 
@@ -77,12 +78,14 @@ class Rows:
         samples: ``[n, ...]``; sparse for LIBSVM text.
         numeric: which columns of ``[n, d]`` samples are numbers rather than words, ``[d]`` bool.
         columns: the requested columns by name, ``[n]`` each.
+        names: names of the columns of the samples, if they have names.
     """
 
     places: Places
     samples: np.ndarray | csr_matrix
     numeric: np.ndarray | slice
     columns: dict[str, np.ndarray]
+    names: Sequence[str] = ()
 
 
 def _format(file: str) -> str:
@@ -113,6 +116,15 @@ class _Splits:
     client: str | None = Field(
         default=None, description='column with the client of each row, for partition = "natural"'
     )
+    separator: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="character between the cells; default: a comma in .csv files, a tab in .tsv files",
+    )
+    encoding: str = Field(
+        default="utf-8-sig", description='encoding of .csv and .tsv files, such as "latin-1"'
+    )
 
     def __post_init__(self):
         if (self.test is None) == (self.split is None):
@@ -130,6 +142,12 @@ class _Splits:
         """The files by split."""
         named = {"train": self.file, "test": self.test, "validation": self.validation}
         return {part: file for part, file in named.items() if isinstance(file, str)}
+
+    @property
+    def format(self) -> dict[str, str]:
+        """The options of pandas for the format of .csv and .tsv files."""
+        default = "," if _format(self.file) == "csv" else "\t"
+        return {"sep": self.separator or default, "encoding": self.encoding}
 
     @property
     def named(self) -> list[str]:
@@ -187,8 +205,8 @@ class UserTable(_Splits):
                 f"{short_repr(self.file)} is read as LIBSVM text, whose columns have no names: leave out "
                 "target, split and client, or use a .csv, .tsv or .npz file"
             )
-        if format in ("npz", "libsvm") and self.drop:
-            raise ValueError("drop applies only to .csv and .tsv files")
+        if format in ("npz", "libsvm") and (self.drop or self.separator):
+            raise ValueError(f"{'drop' if self.drop else 'separator'} applies only to .csv and .tsv files")
         if other := [file for file in self.files.values() if _format(file) != format]:
             raise ValueError(
                 f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"
@@ -208,7 +226,9 @@ class UserTable(_Splits):
         elif format == "libsvm":
             rows = _read_libsvm(source, files)
         else:
-            rows = _read_csv(source, files, self.named, self.drop)
+            rows = _read_csv(source, files, self.named, self.drop, self.format)
+            if not self.standardize:
+                _warn_of_scales(self.file, rows)
         classes, labels = encode_labels(rows.columns[self.target], self.target, rows.places.where)
         parts = self.rows(rows.places, rows.columns, labels)
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
@@ -248,7 +268,7 @@ class UserTexts(_Splits):
         """
         source = Source("the data set", [Path()])  # from the working folder
         named = [*self.named, self.text]
-        as_words = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+        as_words = self.format | {"dtype": str, "keep_default_na": False, "na_values": [""]}
         table, places = _concatenated(source, list(self.files.values()), named, as_words)
         _expect_no_gaps(table[named], places, named)
         columns = {name: table[name].to_numpy(object) for name in named}
@@ -306,13 +326,27 @@ def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
         raise DataError(f"{file} has no column {short_repr(name)}: {suggest(name, columns)}")
 
 
-def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str]) -> Rows:
+def _warn_of_scales(file: str, rows: Rows) -> None:
+    """Warn of columns whose scale makes the usual step sizes diverge."""
+    deviations = np.asarray(rows.samples).std(axis=0)
+    if len(large := np.flatnonzero(deviations > LARGE)):
+        names = dict.fromkeys(short_repr(rows.names[column]) for column in large)
+        warnings.warn(
+            f"{file}: the standard deviation in column {', '.join(names)} is up to {deviations.max():.3g}, "
+            "for which most step sizes are too large: set problem.dataset.standardize = true",
+            stacklevel=2,
+        )
+
+
+def _read_csv(
+    source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str], options: dict
+) -> Rows:
     """Read all columns except ``named`` and ``drop`` as samples, float64.
 
     A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
     per word, in alphabetical order.
     """
-    table, places = _concatenated(source, files, [*named, *drop], {})
+    table, places = _concatenated(source, files, [*named, *drop], options)
     table = table.drop(columns=list(drop))
     if unnamed := [name for name in table.columns if name.startswith("Unnamed: ")]:  # pandas' placeholder
         raise DataError(
@@ -320,14 +354,16 @@ def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: 
             f'numbers; to leave it out, set drop = ["{unnamed[0]}"]'
         )
     _expect_no_gaps(table, places, named)
-    inputs = [_numbers(table[name], places) for name in table.columns if name not in named]
+    features = [name for name in table.columns if name not in named]
+    inputs = [_numbers(table[name], places) for name in features]
     if not inputs:
         raise DataError(
             f"{files[0]}: expected columns of features in addition to {', '.join(named)}, found none"
         )
     numeric = np.concatenate([np.full(part.shape[1], is_number) for part, is_number in inputs])
     columns = {name: table[name].to_numpy() for name in named}
-    return Rows(places, np.concatenate([part for part, _ in inputs], axis=1), numeric, columns)
+    names = [name for name, (part, _) in zip(features, inputs) for _ in range(part.shape[1])]
+    return Rows(places, np.concatenate([part for part, _ in inputs], axis=1), numeric, columns, names)
 
 
 def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.DataFrame, Places]:
@@ -348,10 +384,12 @@ def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.Dat
 def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
     import pandas as pd
 
-    separator, split = (",", "commas") if _format(file) == "csv" else ("\t", "tabs")
-    expected = f"a header line, then rows with the same number of cells, separated by {split}"
+    expected = (
+        "a header line, then rows with the same number of cells, separated by "
+        f"{options['sep']!r}, as {options['encoding']} (settings separator, encoding)"
+    )
     path, content = source.read(file, expected)
-    options = options | {"sep": separator, "encoding": "utf-8-sig", "index_col": False}
+    options = options | {"index_col": False}
     if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):  # later versions are always exact
         options["float_precision"] = "round_trip"
     with parsing(path, expected), warnings.catch_warnings():

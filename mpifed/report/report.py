@@ -91,7 +91,11 @@ class Paper:
 
 
 def report(
-    places: Iterable[str | Path], out: str | Path, rule: Rule = Rule(), paper: Paper | None = None
+    places: Iterable[str | Path],
+    out: str | Path,
+    rule: Rule = Rule(),
+    paper: Paper | None = None,
+    console: Console | None = None,
 ) -> list[Path]:
     """Compare runs; write and print the report.
 
@@ -101,6 +105,7 @@ def report(
             with a row per run, and for several runs ``settings.csv`` with a row for all runs that differ only
             in the seed.
         paper: figure and table for a paper.
+        console: the console on which the report is printed; by default standard output.
 
     Returns:
         The files written.
@@ -116,14 +121,18 @@ def report(
     chosen, rows = best(settings, rule), run_rows(settings, rule)
     wanted = paper.writers(chosen, rule) if paper else {}
     files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted
-    out.mkdir(parents=True, exist_ok=True)
-    register(out, REPORT_FILES)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        register(out, REPORT_FILES)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out}: {error.strerror}; --out names another folder") from None
     failed = [error for file, write in files.items() if (error := _write(file, write))]
+    console = console or Console()
     if len(chosen) == len(rows):
-        print_table(rows)
+        print_table(rows, console)
     else:
-        _print(Console(), settings, chosen, rule)
-    _print_theory(Console(), chosen)
+        _print(console, settings, chosen, rule)
+    _print_theory(console, chosen)
     if failed:
         others = len(files) - len(failed)
         raise ValueError(f"{'; '.join(failed)}; the other {others} files were written")

@@ -308,7 +308,7 @@ def _model_of(config: dict):
     }
     expect_same_sources(config | {"plugins": plugins})
     settings = dict(config["problem"])
-    return create(find_class(settings.pop("name"), "problem"), settings, "problem").model
+    return create(find_class(settings.pop("name"), "problem"), settings, "problem", {}).model
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from mpifed.storage import checkpoint
 from mpifed.storage.files import RUN_FILE
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import End, RunData, load_if_valid
+from mpifed.storage.status import is_run
 
 __all__ = [
     "Stored", "check_rounds", "final_end", "find_saved", "find_settings", "has_ended", "has_same_data",
@@ -81,6 +83,13 @@ def _settings_in(folder: Folder) -> Stored:
         return Stored(header["config"], writer_version(header))
     if run and run.end:
         return Stored(run.config, writer_version({"versions": run.versions}))
+    if not folder.path.is_dir():
+        raise ValueError(f"there is no folder {folder.path}: start the job with `mpifed run`")
+    if runs := sorted({path.parent for path in folder.path.glob("*/**/*.h5") if is_run(path.parent)}):
+        raise ValueError(
+            f"{folder.path} contains {len(runs)} runs, not one: resume a run, e.g. `mpifed resume "
+            f"{shlex.quote(str(runs[0]))}`, or the whole sweep with `mpifed sweep JOB`"
+        )
     results = f", nor a valid {RUN_FILE} of a run that has ended" if folder.results() else ""
     raise ValueError(f"there is no checkpoint in {folder.path}{results}: start the job with `mpifed run`")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import torch
 from tqdm import tqdm
 
-from mpifed.base.log import LOG, PHASES, escape_control
+from mpifed.base.log import LINE, LOG, PHASES, escape_control, progress_bar
 from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
@@ -34,8 +34,8 @@ from mpifed.storage.results import End
 
 __all__ = ["Runner"]
 
-#: Maximum number of metrics next to the progress bar.
-MAX_METRICS = 6
+#: Number of characters of a progress bar without metrics.
+BAR = 54
 #: Expected write speed of the first checkpoint in bytes per second. The watchdog tolerates a tenth of it.
 WRITE_SPEED = 1e8
 
@@ -139,18 +139,17 @@ class Runner:
         return self._result(end, metrics)
 
     def _progress(self) -> tqdm:
-        return tqdm(
+        return progress_bar(
             total=self.config.rounds,
             initial=self.simulation.round,
             unit="round",
             disable=not (self.comm.rank == 0 and self.config.run.progress and LOG.isEnabledFor(logging.INFO)),
             desc=escape_control(title(self.config.algorithm), line=True),
-            dynamic_ncols=True,
-            mininterval=0.1 if sys.stderr.isatty() else 2,
         )
 
     def _loop(self, bar: tqdm, end: End | None) -> Result:
         """Run rounds until the end, and write the final files."""
+        self._saved = time.monotonic()
         while end is None:
             end = self._round(bar)
         bar.close()
@@ -175,7 +174,8 @@ class Runner:
         """Run one round, and evaluate, call callbacks and write a checkpoint if they are due."""
         simulation, rule, run = self.simulation, self.rule, self.config.run
         before = simulation.rounds.costs.seconds
-        rule.receive(simulation.step(rule.contribution(bool(self.signals.requested), self._elapsed)))
+        due = time.monotonic() >= self._saved + run.checkpoint_seconds
+        rule.receive(simulation.step(rule.contribution(bool(self.signals.requested), self._elapsed, due)))
         if self.timed:
             LOG.debug("round %d: %.4g s", simulation.round, simulation.rounds.costs.seconds - before)
         self.recorder.record_round()
@@ -185,7 +185,8 @@ class Runner:
         if end or simulation.round % self.interval == 0:
             end = self._evaluate_and_call(bar) or end
         end = end or rule.end_by_signal(simulation.round)
-        if end is None and run.checkpoint_every and simulation.round % run.checkpoint_every == 0:
+        every = run.checkpoint_every
+        if end is None and every and (rule.checkpoint_due or simulation.round % every == 0):
             self._save()
         return end
 
@@ -209,8 +210,7 @@ class Runner:
                     self.recorder.keep_best(metrics, point)
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
-            first = [*metrics.items()][:MAX_METRICS]
-            bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
+            bar.set_postfix_str(_first_metrics(metrics, getattr(bar, "ncols", None)), refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
         end = self.rule.end_by_metric(metrics, simulation.round, simulation.metrics.maximised)
@@ -233,11 +233,19 @@ class Runner:
         self.watchdog.beat(round, "checkpoint", state_bytes(self.simulation) / WRITE_SPEED)
         self.checkpoints.save(end, metrics, self.rule.signalled)
         self.watchdog.beat(round)
+        self._saved = time.monotonic()
         took, newest = time.perf_counter() - began, self.checkpoints.newest
         LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, newest)
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
         return Result.from_run(self.simulation, self.recorder, end, metrics, self.folder.path)
+
+
+def _first_metrics(metrics: Mapping[str, float], width: int | None) -> str:
+    """Return the first metrics that fit next to a progress bar of a width, at least one."""
+    texts = [f"{name}={value:.4g}" for name, value in metrics.items()]
+    ends = [*itertools.accumulate(len(text) + 2 for text in texts)]
+    return ", ".join(texts[: max(1, sum(end <= (width or LINE) - BAR for end in ends))])
 
 
 def _layout(simulation: Simulation) -> str:

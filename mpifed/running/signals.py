@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+TERMINAL = "/dev/tty"
 #: Exit code after the second SIGINT.
 EXIT_INTERRUPTED = 130
 #: Exit code of a run that was stopped by a signal: the same command resumes it.
@@ -173,6 +174,13 @@ class StopSignals:
         """
         return _largest(self.comm, signal.Signals[self.requested] if self.requested else 0)
 
+    def _announce(self, text: str) -> None:
+        """Log and print a message. Open MPI drops output after Ctrl-C, so it is written to the terminal."""
+        if "OMPI_COMM_WORLD_RANK" in os.environ and self.requested == "SIGTERM":
+            with contextlib.suppress(OSError), open(TERMINAL, "w") as terminal:
+                terminal.write(f"\nmpifed: {text}; the same command continues from there\n")
+        info(text)
+
     def _watch(self) -> None:
         interrupts = 0
         while number := os.read(self._read, 1):
@@ -186,6 +194,6 @@ class StopSignals:
             if not self.requested:
                 self.requested = name
                 if self.comm.rank == 0:
-                    info(f"{name} {self.progress()}")
+                    self._announce(f"{name} {self.progress()}")
                 else:
                     LOG.info("%s received", name)

@@ -21,10 +21,11 @@ class StopRule:
     """Decides after every round, identically on all ranks, whether the run ends.
 
     The ranks exchange stop conditions as one number, which is summed in the first Allreduce of a round:
-    rank 0 contributes 1 if the time budget is used up, and each rank that has received a signal contributes
-    2.
+    rank 0 contributes 1 if the time budget is used up, and 2 if a checkpoint is due; each rank that has
+    received a signal contributes 4.
 
     Attributes:
+        checkpoint_due: whether a checkpoint was due when the last round began.
         signalled: whether some rank had received a signal when the last round began.
         evaluated: the round of the last evaluation, -1 before the first.
 
@@ -34,25 +35,26 @@ class StopRule:
 
     def __init__(self, config: Config, comm: SerialComm):
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
-        self.signalled = self._out_of_time = False
+        self.signalled = self.checkpoint_due = self._out_of_time = False
         self.evaluated = -1
         self._metric_was_finite = self._warned = False  # about the metric
         self._best, self._best_round, self._waited = math.nan, 0, 0  # on rank 0, for patience
 
-    def contribution(self, signalled: bool, elapsed: Callable[[], float]) -> float:
+    def contribution(self, signalled: bool, elapsed: Callable[[], float], checkpoint_due: bool) -> float:
         """Return this rank's contribution to the Allreduce of the next round.
 
         Args:
             elapsed: returns the seconds that the rounds so far have taken; called on rank 0.
+            checkpoint_due: counts on rank 0 only, because the clocks of the ranks differ.
         """
-        budget = self.stop.seconds
-        out_of_time = budget is not None and self.comm.rank == 0 and elapsed() >= budget
-        return float(out_of_time + 2 * signalled)
+        budget, first = self.stop.seconds, self.comm.rank == 0
+        out_of_time = budget is not None and first and elapsed() >= budget
+        return float(out_of_time + 2 * (first and checkpoint_due) + 4 * signalled)
 
     def receive(self, total: float) -> None:
         """Read the sum of all contributions."""
-        signalled, out_of_time = divmod(round(total), 2)
-        self.signalled, self._out_of_time = signalled > 0, out_of_time == 1
+        signalled, flags = divmod(round(total), 4)
+        self.signalled, self.checkpoint_due, self._out_of_time = signalled > 0, flags >= 2, flags % 2 == 1
 
     def end_after(self, r: int) -> End | None:
         """Return the end after round ``r`` due to the time budget or the number of rounds."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from mpifed.base.settings import Section, file_name
+from mpifed.base.units import Seconds
 
 __all__ = ["StorageOptions"]
 
@@ -18,6 +19,11 @@ class StorageOptions(Section):
         50,
         ge=0,
         description="rounds between checkpoints; 0 writes a checkpoint only if a signal ends the run",
+    )
+    checkpoint_seconds: Seconds = Field(
+        300.0,
+        gt=0,
+        description="time after which a checkpoint is written earlier, unless checkpoint_every = 0",
     )
     keep: int = Field(3, ge=1, description="number of checkpoints to keep")
     keep_best: str | None = Field(

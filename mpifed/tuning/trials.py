@@ -108,7 +108,8 @@ class Probe:
         if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not select settings: set "
-                "problem.validation, e.g. to 0.2, to hold out a share of the training data"
+                "problem.validation, e.g. to 0.2, to hold out a share of the training data; a user-defined "
+                "problem defines tested_on, or lists metrics without test data in of_training"
             )
         return validation_metric(
             metric, self.metrics
@@ -149,10 +150,14 @@ def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
 
 
 def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
-    """Return the names of the metrics of test samples."""
+    """Return the names of the metrics of test samples.
+
+    A problem without ``test_rows`` may compute metrics of test samples itself. Metrics to maximise, such as
+    accuracies, count as such unless the problem lists them in ``of_training``.
+    """
     apart = tuple(split_metric_name(split, "") for split in ("train", "client", VALIDATION))
-    own = [name for name in metrics if not name.startswith(apart)]
-    return [name for name in own if name not in problem.of_training] if problem.test_rows else []
+    own = [name for name in metrics if problem.test_rows or name in problem.maximised]
+    return [name for name in own if name not in problem.of_training and not name.startswith(apart)]
 
 
 def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -> Path:

@@ -12,10 +12,9 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from mpifed.base.errors import ConfigError, ContractError
-from mpifed.base.log import LOG, info
+from mpifed.base.log import LOG, info, progress_bar
 from mpifed.config.grids import select_part
 from mpifed.config.tuning import Study, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
@@ -33,7 +32,7 @@ from mpifed.tuning.trials import (
     trial_folder,
 )
 
-__all__ = ["Interrupted", "tune"]
+__all__ = ["Interrupted", "Plan", "plan", "tune"]
 
 #: Errors of a run that must be reported to the other ranks.
 _ERRORS = (CollectiveError, ConfigError, ContractError, OSError)
@@ -46,6 +45,7 @@ _NO_EFFECT = {
     "keep",
     "keep_best",
     "checkpoint_every",
+    "checkpoint_seconds",
     "tensorboard",
     "watchdog",
 }
@@ -56,7 +56,7 @@ class Interrupted(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """Probe, budget in oracle calls, and selection metric of a study."""
 
     probe: Probe
@@ -80,13 +80,23 @@ def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResu
         Interrupted: a signal arrived on any rank.
         CollectiveError: a run cannot be executed.
     """
-    probes = _probes(tuning, comm)
+    plans = plan(tuning, comm)
     with collective_errors(comm, ConfigError):
-        plans = _plans(tuning, probes)
         studies_of_part = select_part(list(range(len(tuning.studies))), part)
     searches = _Searches(tuning, comm, plans, studies_of_part)
     searches.run()
     return searches.results()
+
+
+def plan(tuning: Tuning, comm: SerialComm) -> list[Plan]:
+    """Return the plan of each study, from two rounds of each, which write no files. Collective.
+
+    Raises:
+        CollectiveError: a study cannot be run, or settings must not be selected by the metric.
+    """
+    probes = _probes(tuning, comm)
+    with collective_errors(comm, ConfigError):
+        return _plans(tuning, probes)
 
 
 def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
@@ -100,20 +110,20 @@ def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
     return [Probe(**found[number]) for number in range(len(tuning.studies))]
 
 
-def _plans(tuning: Tuning, probes: list[Probe]) -> list[_Plan]:
+def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:
     """Return a plan per study. A task's budget is the cost of ``tune.runs`` runs of its costliest method."""
     full: dict[str, int] = {}
     for study, study_probe in zip(tuning.studies, probes):
         full[study.task] = max(full.get(study.task, 0), study_probe.calls(study.rounds))
     return [
-        _Plan(
+        Plan(
             study_probe, tuning.tune.runs * full[study.task], study_probe.selection_metric(tuning.tune.metric)
         )
         for study, study_probe in zip(tuning.studies, probes)
     ]
 
 
-def _digest(study: Study, plan: _Plan, seeds: int) -> str:
+def _digest(study: Study, plan: Plan, seeds: int) -> str:
     """Return a digest of all settings that affect the result of a search."""
     table = study.config(study.space.costliest).table()
     table["run"] = {key: value for key, value in table["run"].items() if key not in _NO_EFFECT}
@@ -125,7 +135,7 @@ def _digest(study: Study, plan: _Plan, seeds: int) -> str:
 class _Searches:
     """The unfinished searches of this part, which are stored on rank 0, and their execution on all ranks."""
 
-    def __init__(self, tuning: Tuning, comm: SerialComm, plans: list[_Plan], studies_of_part: list[int]):
+    def __init__(self, tuning: Tuning, comm: SerialComm, plans: list[Plan], studies_of_part: list[int]):
         self.tuning, self.comm, self.plans = tuning, comm, plans
         self.independent = IndependentComm(comm)
         seeds = tuning.tune.seeds
@@ -148,12 +158,11 @@ class _Searches:
     def run(self) -> None:
         """Execute waves until every search has finished. Collective."""
         total = sum(self.plans[number].budget for number in self.searches)
-        with tqdm(
+        with progress_bar(
             total=total,
             unit="call",
             unit_scale=True,
             desc="tune",
-            dynamic_ncols=True,
             disable=not (self.comm.rank == 0 and LOG.level <= logging.INFO),
         ) as self.bar:
             with collective_errors(self.comm, *_ERRORS):

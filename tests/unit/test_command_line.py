@@ -37,7 +37,7 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["\U0001f600", "é ü", "\udcff", "7", "true", '"x"', "a\nb", "\x7f", "a=b", "[1]"]
+    "name", ["\U0001f600", "é ü", "\udcff", "7", "true", '"x"', "a\nb", "\x7f", "a=b", "[1]", "1,2"]
 )
 def test_a_data_folder_may_have_any_name(job, name, monkeypatch):
     """Bytes that are not UTF-8 are surrogates in Python."""
@@ -100,6 +100,16 @@ def test_list():
         "everything has a description"
     )
     assert "barzilai_borwein" in CliRunner().invoke(cli, ["list"]).output
+    assert {*json.loads(CliRunner().invoke(cli, ["list", "DIRICHLET", "--json"]).output)} == {"partitions"}
+
+
+def test_a_long_list_is_paged(monkeypatch):
+    paged = []
+    monkeypatch.setattr("click.echo_via_pager", paged.append)
+    monkeypatch.setenv("LINES", "20")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "bernoulli" in CliRunner().invoke(cli, ["list", "Bernoulli"]).output and not paged
+    assert not CliRunner().invoke(cli, ["list"]).output and "barzilai_borwein" in paged[0]
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--help"]])

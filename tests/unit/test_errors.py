@@ -74,7 +74,14 @@ COMMANDS = [
     ("run broken.toml", "broken.toml is not TOML", "at line 2"),
     ("run job.toml paticipation.cohort=2", "did you mean 'participation'?"),
     ("run job.toml algorithm.gama=5", "has no setting 'gama'", "did you mean 'gamma'?"),
-    ("run job.toml device=cpu", "outside its sections", "'run.device'?"),
+    ("run job.toml device=cpu", "has no setting 'device'", "'run.device'?"),
+    ("run job.toml lr=0.1", "has no setting 'lr'", "'algorithm.gamma' or 'algorithm.lam'?"),
+    ("run job.toml algorithm.lr=0.1", "algorithm has no setting 'lr'", "'algorithm.gamma'"),
+    ("run job.toml problem.batch_size=2", "problem has no setting 'batch_size'", "'oracle.batch_size'?"),
+    ("run job.toml run.rounds=2", "[run] has no setting 'rounds'", "'rounds', outside the sections?"),
+    ("run auc.toml problem.alpha=2", 'problem.partition={ name = "dirichlet", alpha = ... }'),
+    ("run job.toml algorithm.alpha=0.5 algorithm.name=LocalSGDA", "algorithm has no setting 'alpha'",
+     "all settings of the algorithm: algorithm=LocalSGDA algorithm.q=... algorithm.eta_x=..."),
     ("run job.toml q=5", "did you mean 'algorithm.q'?"),
     ("run job.toml algorithm.name=FGAD", "unknown algorithm 'FGAD'", "did you mean 'FGDA'?", "mpifed list"),
     ("run job.toml problem=Sadle", "unknown problem 'Sadle'", "did you mean 'Saddle'?"),
@@ -87,9 +94,16 @@ COMMANDS = [
     ("run job.toml 'stop.seconds=2 hrz'", "stop.seconds: expected a time in seconds", '"2h"'),
     ("run job.toml rounds:5", "expected KEY=VALUE", "got 'rounds:5'"),
     ("run job.toml --ressume must", "Did you mean '--resume'?"),
+    ("job.toml rounds=5", "expected a command, got a job file: mpifed run job.toml rounds=5"),
+    ("run --rounds 5 job.toml", "No such option '--rounds'", " run job.toml rounds=5"),
+    ("run job.toml --batch-size=5", " run job.toml oracle.batch_size=5"),
+    ("launch job.toml --nodelist n1", "--extra --nodelist=VALUE"),
+    ("run job.toml seed=1,2", "expected one value of seed, got 1,2", "`mpifed sweep JOB 'sweep.seed=[1,2]'`"),
+    ("sweep job.toml seed=1,2", "expected one value of seed", "'sweep.seed=[1,2]'"),
     ("ran job.toml", "Did you mean 'run'?"),
     ('run auc.toml algorithm={name="FedAvg",K=1,eta=0.1}', "DeepAUC is a minimax problem", "FGDA"),
-    ("run auc.toml problem.dataset=mnist --data-dir nowhere", "mnist lacks a file", "searched: "),
+    ("run auc.toml problem.dataset=mnist --data-dir nowhere", "mnist lacks a file",
+     "--data-dir or $MPIFED_DATA"),
     ("run auc.toml problem.model=lenet5 problem.dataset=digits", "lenet5 takes images of 28 x 28"),
     ("run auc.toml problem.clients=5000", "one sample per client", "1438 samples for 5000 clients"),
     ("run job.toml participation.cohort=9", "cohort = 9 is more than problem.clients = 4"),
@@ -100,7 +114,8 @@ COMMANDS = [
     ("run sweep.toml", "start it with `mpifed sweep`"),
     ("sweep job.toml", "has no [sweep]", "`mpifed run`"),
     ("run job.toml algorithm.gamma=theorem", "theory.of", "huang-2024-2"),
-    ("resume nowhere", "there is no checkpoint in nowhere", "`mpifed run`"),
+    ("resume nowhere", "there is no folder nowhere", "`mpifed run`"),
+    ("resume sub", "there is no checkpoint in sub", "`mpifed run`"),
     ("run job.toml run.out=job.toml", "cannot write to run.out = job.toml"),
     ("run job.toml algorithm=./nowhere.py:Mine", "there is no file ./nowhere.py"),
     ("run method.toml algorithm.name=./method.py:Min", "did you mean 'Mine'?"),
@@ -109,6 +124,10 @@ COMMANDS = [
     ("run auc.toml 'problem.dataset={name=\"table\", file=\"my.csv\", target=\"y\", test=0.2}'", "my.csv",
      "expected"),
     ("info oracel", "did you mean 'oracle'?"),
+    ("info batch_size", "'batch_size' is a setting: see `mpifed info oracle.batch_size`"),
+    ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info FGDA`"),
+    ("info xyzzy", "unknown name 'xyzzy': see `mpifed list`"),
+    ("list xyzzy", "no object contains 'xyzzy'"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
     ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
     ("run job.toml oracle.noise.scale=1", "unknown noise None"),
@@ -203,6 +222,15 @@ def test_several_ranks(override, folder):
     code, output = launch(3, command, limit=60)
     assert code == 2, output
     assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
+
+
+def test_folders_of_several_runs(folder, message):
+    for seed in (0, 1):
+        write(folder / f"swept/seed={seed}", error=decay(0.1))
+    text = message(["resume", "swept"])
+    assert "contains 2 runs" in text and "`mpifed resume swept/seed=0`" in text and "mpifed sweep" in text
+    assert "cannot write to job.toml" in (text := message(["report", "swept", "--out", "job.toml"]))
+    assert "--out names another folder" in text
 
 
 def test_ranks_without_clients(capsys):

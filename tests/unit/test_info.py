@@ -67,7 +67,7 @@ def test_where_y_is_projected():
 @pytest.mark.parametrize("plural", GROUPS)
 def test_a_group_lists_its_members(plural):
     group = GROUPS[plural]
-    for word in (plural, group.singular) if plural not in ("methods", "problems") else (plural,):
+    for word in filter(None, (plural, group.singular, group.setting)):
         output = info(word)
         assert all(name in output for name in group.members)
         assert "For example: " in output or not group.setting
@@ -80,6 +80,7 @@ def test_single_settings_and_choices():
     assert "bernoulli" in info("participation.availability") and 'text such as "10MB/s"' in info(
         "clock.bandwidth_up"
     )
+    assert "the last iterate, the average" in info("output")
     assert 'problem.partition = { name = "dirichlet", alpha = 0.1 }' in info("dirichlet")
     assert "constants: L, sigma, K, R, M, D" in info("wang-kale-2")
     assert "up D; down D" in info("LocalSGDA") and "partial participation: yes" in info("LocalSGDA")

@@ -162,11 +162,13 @@ def test_shipped_scripts_are_the_output_of_launch():
 def test_options():
     options = {"--nodes": 2, "--ranks-per-node": 3, "--cpus-per-rank": 4, "--gpus-per-node": "a100:2"}
     options |= {"--time": "1-12", "--partition": "long", "--warning": 300, "--setup": "module load x"}
+    options |= {"--mem": "64G", "--mail-user": "a@b.org"}
     extra = ["--extra", "#SBATCH --account=abc", "--extra", "--exclusive"]
     lines = script("rounds=20", *(word for option in options.items() for word in option), *extra)
     expected = (
         "--job-name=saddle --nodes=2 --ntasks-per-node=3 --cpus-per-task=4 --gpus-per-node=a100:2 "
-        "--time=1-12 --partition=long --signal=B:USR1@300 --account=abc --exclusive"
+        "--time=1-12 --partition=long --signal=B:USR1@300 --mem=64G --mail-user=a@b.org --account=abc "
+        "--exclusive"
     )
     assert [line for line in lines if line.startswith("#SBATCH")] == [
         f"#SBATCH {one}" for one in expected.split()
@@ -289,7 +291,8 @@ NAMES = "expected a name, or several names separated by commas, got "
     (["--setup", "module load x \\"], "expected lines of shell"),
     (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
     (["--extra", "--comment=a b"], "'b' is not an option; quote values with blanks"),
-    (["--extra", "account=abc"], "expected an option of sbatch, e.g. --account=abc123, got 'account=abc'"),
+    (["--mem", "4\n#SBATCH -n9"], "must not contain line breaks"),
+    (["--extra", "account=abc"], "expected an option of sbatch, e.g. --exclude=node7, got 'account=abc'"),
     (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),
 ])  # fmt: skip
 def test_invalid_options(arguments, message):

@@ -15,7 +15,7 @@ from mpifed import Config
 from mpifed.base.log import LOG, PHASES, info, warning
 from mpifed.cli.main import cli
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.runner import Runner
+from mpifed.running.runner import Runner, _first_metrics
 from mpifed.storage import rank_log as module
 
 COMM = SerialComm()
@@ -72,7 +72,7 @@ def test_levels(start, log, level, rounds, phases):
 ])  # fmt: skip
 def test_options(tmp_path, log, option, inside, outside):
     path = str(job(tmp_path))
-    assert CliRunner().invoke(cli, ["run", path, "rounds=6", "--no-report", "-q"]).output == ""
+    assert CliRunner().invoke(cli, ["run", path, "rounds=6", "-q"]).output == ""
     before = len(log())
     changes = ["rounds=8", "run.progress=true"]
     done = CliRunner().invoke(cli, ["run", path, *changes, "--no-report", *option], catch_exceptions=False)
@@ -82,6 +82,13 @@ def test_options(tmp_path, log, option, inside, outside):
     done = CliRunner().invoke(cli, ["run", path, "-v", "-q"])
     assert done.exit_code == 2 and "-v and -q exclude each other" in done.output
     assert LOG.level == logging.NOTSET
+
+
+def test_metrics_next_to_the_progress_bar():
+    metrics = {"accuracy": 0.59334, "perturbed_accuracy": 0.5, "loss": 1.0}
+    assert _first_metrics(metrics, 80) == "accuracy=0.5933"
+    assert _first_metrics(metrics, None) == "accuracy=0.5933, perturbed_accuracy=0.5, loss=1"
+    assert _first_metrics({"a" * 99: 1.0}, 80) == "a" * 99 + "=1" and _first_metrics({}, 80) == ""
 
 
 def test_resumed_run_appends_and_overwriting_run_replaces(start, log):

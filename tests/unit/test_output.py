@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from launch import environment, mpirun_path
 from runfiles import decay, write
 from small_job import LIMIT
 
-from mpifed.cli.main import main
+from mpifed.cli.main import cli, main
 
 JOB = """
 rounds = 3
@@ -55,13 +56,20 @@ def captured(folder, *launcher: str, words) -> str:
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_captured_output_has_no_escape_codes(folder, words):
     text = captured(folder, words=words)
-    assert text and "\x1b" not in text
+    assert text and "\x1b" not in text and "\r" not in text
 
 
 def test_captured_output_of_two_ranks_has_no_escape_codes(folder):
     """mpirun gives its ranks a terminal."""
     text = captured(folder, mpirun_path(), "-n", "2", words=["run", "job.toml", "run.out=two"])
     assert "error final" in text and os.path.exists(folder / "two" / "report.html") and "\x1b" not in text
+    assert "FGDA: 3 of 3 [" in text and "\r" not in text
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in cli.commands), ["new", "job"], ["new", "method"]])
+def test_help_fits_into_80_columns(words):
+    text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
+    assert "Usage: " in text and max(map(len, text.splitlines())) <= 80
 
 
 #: All Python programs among the scripts.

@@ -416,6 +416,20 @@ def test_columns_of_time_are_not_changes(tmp_path, shown):
     looks = [*([run] for run in changing), [Status(tmp_path, "stopped")]]
     command_line.follow(lambda: looks.pop(0), 1.0)
     assert [type(said) for said in shown] == [str, float, float, str]
+    assert shown[0].endswith("  8 s left") and "left" not in shown[-1]
+
+
+def test_columns_on_a_narrow_terminal(tmp_path):
+    """The estimated time is kept, and reasons follow the table."""
+    metrics = {"metric": ("auc", 0.5), "validation": ("validation_auc", 0.5), "age": 9.0}
+    names = "AdaFGDA", "DeepAUC", 2, 4
+    going = Status(Path("runs/a"), "running", "process 7", *names, pace=1, left=7, **metrics)
+    ended = Status(Path("long/" * 20, "b"), "stopped", "resume it", *names)
+    whole, cut = (command_line.table([going, ended], width=width) for width in (None, 80))
+    assert whole[0].endswith("why") and len(whole[0]) > 80 and whole[2].startswith("long/")
+    assert "left" in cut[0] and "7 s" in cut[1] and max(map(len, cut)) <= 80
+    assert cut[1].startswith("runs/a  ") and cut[2].startswith("...") and "/b  " in cut[2]
+    assert cut[3].endswith("long/b: resume it")
 
 
 @pytest.mark.parametrize("state, active", [

@@ -15,11 +15,13 @@ import torch
 
 from mpifed import run
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running import signals
 from mpifed.running.run import sweep
 from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_signals
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Executor
 from mpifed.storage import checkpoint
+from mpifed.storage.files import checkpoints, round_of
 from mpifed.storage.results import End
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
@@ -87,6 +89,27 @@ def point(result) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return point(run(config(tmp_path_factory.mktemp("whole") / "run"), SerialComm()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_under_open_mpi_the_terminal_shows_sigterm(tmp_path, send, monkeypatch, number):
+    """SIGTERM follows Ctrl-C; the launcher forwards SIGUSR1, and continues to print the output."""
+    monkeypatch.setattr(signals, "TERMINAL", str(tmp_path / "terminal"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    send(number, Executor, "groups", 4)
+    signalled(tmp_path / "run", SystemExit)
+    if number == signal.SIGUSR1:
+        assert not (tmp_path / "terminal").exists()
+        return
+    line = (tmp_path / "terminal").read_text().strip()
+    assert line.endswith("checkpoint is of round 0; the same command continues from there")
+
+
+@pytest.mark.parametrize("every, rounds", [(100, range(1, 9)), (0, ())])
+def test_checkpoints_by_time(tmp_path, whole, every, rounds):
+    options = {"checkpoint_every": every, "checkpoint_seconds": 1e-9, "keep": 9}
+    assert torch.equal(point(run(config(tmp_path, **options), SerialComm())), whole)
+    assert [*map(round_of, checkpoints(tmp_path))] == [*rounds]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

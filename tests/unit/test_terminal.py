@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 import warnings
+from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -50,6 +51,16 @@ def command(monkeypatch, capsys):
         return output
 
     return execute
+
+
+def test_messages_on_a_terminal_are_broken_between_words(monkeypatch):
+    text = f"mpifed: {'word ' * 20}{'x' * 90}\n{' ' * 4}{'code ' * 20}"
+    assert log.wrap_on_terminal(text) == text
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second, *rest = log.wrap_on_terminal(text).split("\n")
+    assert len(first) <= 80 and first.endswith("word") and second.startswith("word")
+    assert rest == ["x" * 90, f"{' ' * 4}{'code ' * 20}"]
 
 
 def plant(folder, seed=0, stopped=EVIL, method=EVIL):

@@ -13,6 +13,7 @@ from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import Saddle
 from mpifed.running.runner import Runner
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.results import find_runs, load
@@ -147,7 +148,7 @@ def test_an_interrupted_search_has_the_same_result(whole, job, tmp_path, monkeyp
         call("tune", "-q", job, code=85)
     begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
     assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
-    text = call("tune", "-q", job)
+    text = call("tune", job)
     assert "LocalSGDA" in text and "best.toml" in text
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
@@ -204,7 +205,7 @@ def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(job, tm
 def test_the_option_list_runs_nothing(job, tmp_path):
     text = call("tune", job, "--list")
     assert "0.001 to 0.5" in text and "one of 0.1, 0.5" in text and "3 runs" in text and "clients=3" in text
-    assert not (tmp_path / "out").exists()
+    assert "metric: error" in text and not (tmp_path / "out").exists()
 
 
 def test_run_and_sweep_refer_to_tune(job):
@@ -233,6 +234,15 @@ class Planted(Saddle):
         size = float((y["y"] ** 2).sum())
         return {"loss": size if self.held == "test" else -size}
 """
+
+
+def test_a_metric_to_maximise_is_of_test_data_unless_the_problem_says_otherwise():
+    class Own(Saddle):
+        maximised = frozenset({"accuracy", "gain"})
+        of_training = frozenset({"gain"})
+
+    found = trials._held_out(Own(), ["error", "accuracy", "gain", "validation_accuracy"])
+    assert found == ["accuracy"]
 
 
 def test_settings_are_selected_by_the_validation_metric(tmp_path):
@@ -271,6 +281,7 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
         """
     )
     text = call("tune", job, code=2)
+    assert text == call("tune", job, "--list", code=2)
     assert "auc is a metric of the test data" in text and "set problem.validation" in text
     assert not (tmp_path / "out").exists()
     text = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)

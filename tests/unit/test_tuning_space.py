@@ -50,7 +50,7 @@ def test_every_method_can_be_created_from_its_default_ranges(name):
     for point in [*points, tuple(one.low for one in space.open.values())]:
         table = space.table(settings_at(space.open, point))
         del table["name"]
-        create(ALGORITHMS[name], table, "algorithm")
+        create(ALGORITHMS[name], table, "algorithm", {})
 
 
 def test_open_and_fixed_settings():

@@ -214,6 +214,12 @@ def test_texts_of_a_function(file):
             TextAUC(dataset=returning(wrong)).dataset()
 
 
+def test_labels_that_do_not_begin_at_0():
+    samples = np.ones((4, 2), np.float32), np.array([1, 2, 1, 2])
+    with pytest.raises(DataError, match="expected labels from 0, found 1 to 2: subtract 1"):
+        Classification(dataset=returning({"train": samples, "test": samples})).dataset()
+
+
 def test_unknown_data_sets():
     with pytest.raises(
         ConfigError, match="unknown data set 'digit': did you mean 'digits'.*user-defined: \"./file.py"

@@ -14,6 +14,8 @@ from mpifed.base.settings import build
 from mpifed.data import USER_DATASETS, USER_TEXTS, DataError, libsvm
 from mpifed.data.samples import hold_out
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*the standard deviation in column:UserWarning")
+
 #: Numbers without a short decimal representation, words and labels of the rows.
 NUMBERS = np.random.default_rng(0).standard_normal((12, 2)) * 10.0 ** np.arange(12)[:, None]
 WORDS = ["red", "blue", "green"] * 4
@@ -59,10 +61,13 @@ def expected() -> np.ndarray:
     return np.column_stack([NUMBERS[:, 0], colours, NUMBERS[:, 1], member]).astype(np.float32)
 
 
-@pytest.mark.parametrize("name, separator", [("mine.csv", ","), ("mine.tsv", "\t"), ("mine.csv.gz", ",")])
-def test_a_table_of_text_is_read_exactly(write, name, separator):
+@pytest.mark.parametrize("name, separator, options", [
+    ("mine.csv", ",", {}), ("mine.tsv", "\t", {}), ("mine.csv.gz", ",", {}),
+    ("mine.csv", ";", {"separator": ";"}),
+])  # fmt: skip
+def test_a_table_of_text_is_read_exactly(write, name, separator, options):
     write(name, [line.replace(",", separator) for line in lines()])
-    data = table(file=name)()
+    data = table(file=name, **options)()
     train, test = halves(LABELS)
     labels = np.array([1, 0] * 6)  # in alphabetical order
     for part, rows in (("train", train), ("test", test)):
@@ -72,6 +77,25 @@ def test_a_table_of_text_is_read_exactly(write, name, separator):
         np.testing.assert_array_equal(getattr(data, f"{part}_labels").numpy(), labels[rows])
     assert data.class_names == ("bad", "good") and data.classes == 2 and len(data.test) == 3
     assert data.validation is None and list(data.files) == [name]
+
+
+def test_the_encoding_of_a_table(write):
+    Path("mine.csv").write_bytes("a,kind\n1,für\n2,für\n3,wider\n4,wider\n".encode("latin-1"))
+    assert table(encoding="latin-1", test=0.5)().class_names == ("für", "wider")
+    with pytest.raises(
+        DataError, match=r"as utf-8-sig \(settings separator, encoding\), found 'utf-8' codec"
+    ):
+        table()()
+
+
+def test_columns_of_a_large_scale_cause_a_warning(write, recwarn):
+    write("mine.csv", ["a,income,kind", *(f"{i},{1000 * i},{i % 2}" for i in range(8))])
+    table(standardize=True)()
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match="in column 'income' is up to 2.29e.03, .*: set .*standardize = true"
+    ):
+        table()()
 
 
 def test_columns_are_standardised_on_the_training_rows(write):
@@ -227,6 +251,7 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
     (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
+    (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
     (dict(label="kind"), "has no setting 'label'"),
 ])  # fmt: skip
 def test_conflicting_settings(options, message):

@@ -24,6 +24,6 @@ def test_tune_sweep_and_report(user):
     said = user("mpifed", "run", "fair.toml", code=2)
     assert "start it with `mpifed tune`" in said and "Traceback" not in said
     assert "0.001 to 0.1" in user("mpifed", "tune", "fair.toml", "--list")
-    assert "runs/fair/best.toml" in user("mpifed", "tune", "-q", "fair.toml", ranks=2)
-    assert "4 runs are finished" in user("mpifed", "sweep", "-q", "runs/fair/best.toml")
+    assert "runs/fair/best.toml" in user("mpifed", "tune", "fair.toml", ranks=2)
+    assert "4 runs are finished" in user("mpifed", "sweep", "runs/fair/best.toml")
     assert "LocalSGDA" in user("mpifed", "report", "runs/fair/best")

@@ -29,6 +29,8 @@ class MyProblem(Minimax):
             inputs = rng.standard_normal((self.rows, self.features))
             targets = inputs.sum(1) + client + rng.standard_normal(self.rows)
             self.data.append((torch.from_numpy(inputs), torch.from_numpy(targets)))
+        self.tests = torch.from_numpy(generator(seed, "tests").standard_normal((20, self.features)))
+        self.test_rows = len(self.tests)  # leave out, with predict(), if there are no test samples
 
     def variables(self):
         """Return the names and shapes of the parameters of each block."""
@@ -44,6 +46,15 @@ class MyProblem(Minimax):
         errors = (inputs + y["shift"]) @ x["weight"] + x["bias"] - targets
         return (errors**2).mean() / 2 - (y["shift"] ** 2).sum()
 
+    def predict(self, x, y, rows):
+        """Compute the scores of the test samples in the slice `rows`; the ranks share the samples."""
+        return self.tests[rows].to(x["weight"]) @ x["weight"] + x["bias"]
+
     def metrics(self, x, y, predictions):
-        """Compute metrics of the averaged point, at every evaluation."""
-        return {"shift": float(y["shift"].norm())}
+        """Compute metrics of the averaged point, at every evaluation, from the scores of all test samples."""
+        error = (predictions - self.tests.sum(1)) ** 2
+        return {"test_error": float(error.mean()), "shift": float(y["shift"].norm())}
+
+    of_training = frozenset({"shift"})  # metrics that use no test samples
+    # `mpifed tune` selects settings by a validation metric: define tested_on(split), which returns a copy of
+    # the problem with other test samples for split == "validation", and None for other splits.
