@@ -90,7 +90,7 @@ COMMANDS = [
     ('run own.toml algorithm={name="FedAvg"}', "algorithm.eta is missing", "mpifed info FedAvg"),
     ("run auc.toml problem.partition=dirichlet", "alpha is missing", "mpifed info dirichlet"),
     ('run job.toml rounds="10"', "rounds: Input should be a valid integer", "write 10"),
-    ("run job.toml algorithm.gamma=-0.1", "algorithm.gamma", "greater than or equal to 0"),
+    ("run job.toml algorithm.gamma=-0.1", "algorithm.gamma: expected a finite number >= 0", "got -0.1"),
     ("run job.toml 'stop.seconds=2 hrz'", "stop.seconds: expected a time in seconds", '"2h"'),
     ("run job.toml rounds:5", "expected KEY=VALUE", "got 'rounds:5'"),
     ("run job.toml --ressume must", "Did you mean '--resume'?"),

@@ -80,7 +80,7 @@ def test_size_of_a_checkpoint_does_not_grow(tmp_path, recorded):
     recorder = Recorder(simulation, COMM)
     checkpoints = CheckpointManager(config.run, place, simulation, recorder, COMM)
     costs = np.arange(recorded + 1.0)[:, None].repeat(len(COSTS), 1)
-    recorder.restore({"metrics": ["round", "error"]}, {"costs": costs, "metrics": costs[::10, :2].T})
+    recorder.restore({"metrics": ["round", "error"]}, {"costs": costs, "metrics": costs[::10, :2].T}, None)
     simulation.round = recorded
     amounts = []
     for _ in range(5):
