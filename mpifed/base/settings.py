@@ -198,6 +198,10 @@ class Preset:
         return {name: field for name, field in fields.items() if name not in self.fixed}
 
     @property
+    def __pydantic_fields__(self) -> dict[str, FieldInfo]:
+        return {name: field for name, field in self.cls.__pydantic_fields__.items() if name not in self.fixed}
+
+    @property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self.cls)
         free = [p for name, p in signature.parameters.items() if name not in self.fixed]

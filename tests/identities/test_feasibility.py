@@ -263,7 +263,9 @@ REFUSING = [name for name, cls in ALGORITHMS.items() if not cls.constrained]
 
 @pytest.mark.parametrize("name", REFUSING)
 def test_methods_that_do_not_project_refuse_sets(name):
-    config = configuration(method(name), Watched(set_x=BOX), "unused")
+    minimisation = ALGORITHMS[name].family == "minimisation"
+    problem = BoxedSum(Boxed()) if minimisation else Watched(set_x=BOX)
+    config = configuration(method(name), problem, "unused")
     with pytest.raises(CollectiveError, match=f"{name} would ignore its set of"):
         Simulation.from_settings(config, SerialComm())
 

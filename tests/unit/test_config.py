@@ -70,6 +70,13 @@ def test_each_error_has_a_line():
     assert "algorithm is missing: it has no default" in refusal(lambda: Config(problem=Saddle()))
     many = refusal(lambda: Config.from_table(TABLE | {f"key{k}": k for k in range(1000)})).splitlines()
     assert len(many) == 21 and many[-1] == "... and 980 more"
+
+
+def test_fixed_settings_of_a_preset_are_not_suggested():
+    message = refusal(
+        lambda: Config.from_table(TABLE | {"algorithm": {"name": "STEM", "q": 4, "gamma": 0.1}})
+    )
+    assert "algorithm has no setting 'gamma': (options: beta, eta, q)" in message
     assert refusal(lambda: build(Saddle, dict.fromkeys(map(str, range(100))), "problem")).endswith("80 more")
 
 
