@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ class Standings:
     def behind(self, one: Entry) -> tuple[float, float]:
         """Return the confidence interval of the ratio to, or difference from, the best final value."""
         low, high = _gap(self.scaled(one), self.scaled(self.entries[0]))
-        return (10**low, 10**high) if self.ratios else (low, high)
+        return (_power(low), _power(high)) if self.ratios else (low, high)
 
     def lead(self, axis: Axis) -> Lead | None:
         """Return the lead by the cost of reaching the level; ``None`` if no method does with all seeds."""
@@ -122,6 +123,11 @@ class Standings:
         paid.sort(key=lambda pair: math.fsum(pair[1].values()))
         logs = [(one, {seed: math.log10(max(cost, 1)) for seed, cost in cost.items()}) for one, cost in paid]
         return _lead(logs, True) if logs else None
+
+
+def _power(logarithm: float) -> float:
+    """Return 10 to the power of ``logarithm``, infinity if it is out of range."""
+    return math.inf if logarithm > sys.float_info.max_10_exp else 10**logarithm
 
 
 def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> Lead:
@@ -134,7 +140,7 @@ def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> L
     if others:
         own = others[0][1]
         lead = (math.fsum(own[seed] - best[seed] for seed in best) / len(best), *gaps[0])
-    ahead, low, high = (10**value for value in lead) if ratio else lead
+    ahead, low, high = map(_power, lead) if ratio else lead
     second = others[0][0] if others else None
     return Lead(first, second, ahead, low, high, behind, rest.count(False), len(others), ratio)
 

@@ -140,6 +140,8 @@ def test_leads_are_reported_as_ratio_and_interval():
     )
     assert (lead.first, lead.second, lead.rivals, lead.behind, lead.lost) == (ahead, level, 3, 2, 1)
     assert lead.ahead == pytest.approx(10 ** (0.2 / 3)) and lead.low < 1 < lead.high
+    huge = _lead([(ahead, {1: 0.0, 2: 0.1, 3: 0.0}), (lost, {1: 300.0, 2: 9.0, 3: 1.0})], True)
+    assert huge.high == np.inf and huge.low == 0  # the logarithms are out of the range of floats
 
 
 def test_the_level_is_reached_by_the_median_method():

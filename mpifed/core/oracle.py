@@ -27,7 +27,7 @@ from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independ
 from mpifed.core.device import to_device
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
-from mpifed.core.sampling import Sample, Sampler, with_dropout_words
+from mpifed.core.sampling import Sample, Sampler, with_augmentation, with_dropout_words
 from mpifed.core.streams import key
 
 __all__ = [
@@ -217,9 +217,11 @@ class Oracle:
         return tree_map(lambda *results: torch.stack(results), rows[0], *rows[1:])
 
     def _with_options(self, function):
-        """Return a loss with the dropout masks of its sample and the precision of the job."""
-        if self.sampler.has_dropout:
+        """Return a loss with the dropout masks and the augmentation of its sample and the job's precision."""
+        if self.sampler.has_addresses:
             function = with_dropout_words(function, key(self.sampler.seed, "dropout"))
+        if self.problem.augment is not None:
+            function = with_augmentation(function, self.problem.augment, key(self.sampler.seed, "augment"))
         return self.evaluation.mixed(function, self.sampler.device)
 
     def _over_clients(self, analytic):

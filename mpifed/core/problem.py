@@ -218,6 +218,13 @@ class Problem:
         """
         return None
 
+    #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, anew whenever
+    #: they are drawn; tensors ``[b, ...]`` keep their shapes. ``words`` has the random numbers of the sample:
+    #: ``words.mask(shape, p)`` is true with probability 1 - p, ``words.integers(high, shape)`` is uniform in
+    #: [0, high). A pure function, like a loss. It is not called for evaluations, full-batch gradients and
+    #: analytic derivatives. ``None``: no augmentation.
+    augment: ClassVar[Callable[..., Any] | None] = None
+
     def full_batch(self, client: int) -> Batch | None:
         """Return rows on which a client's functions equal their expectations, if :meth:`draw` is defined.
 
@@ -468,7 +475,8 @@ class Game(Operator):
     def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.files, self.network = problem.test_rows, problem.files, problem.network
+        self.test_rows, self.of_training = problem.test_rows, problem.of_training
+        self.files, self.network = problem.files, problem.network
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
         self._blocks = problem.variables()

@@ -13,6 +13,10 @@ on the address, and not on a generator, the group, rank or device, and the same 
 points. Without an address there is no dropout; this is the case in evaluations and in full-batch gradients,
 which have no noise. Philox is computed in torch with 64-bit integers, so that ``torch.func.vmap`` can
 vectorise it over clients.
+
+**Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
+words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed anew whenever it is
+drawn.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from mpifed.core.streams import Stream
 __all__ = [
     "AddressedBatch",
     "DropoutMode",
-    "DropoutWords",
+    "SampleWords",
     "RandomDraws",
     "Sample",
     "SampleNumbers",
@@ -47,6 +51,7 @@ __all__ = [
     "drawn_at_once",
     "load_client_data",
     "network_of",
+    "with_augmentation",
     "with_dropout_words",
 ]
 
@@ -54,7 +59,7 @@ __all__ = [
 _SATURATED = -1.7580993408473766
 
 #: The words of the sample that is being evaluated.
-_current_words: DropoutWords | None = None
+_current_words: SampleWords | None = None
 
 
 class AddressedBatch(NamedTuple):
@@ -86,7 +91,7 @@ def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
         *point, batch = arguments
         if not isinstance(batch, AddressedBatch):
             return function(*arguments)
-        before, _current_words = _current_words, DropoutWords(key, batch.address)
+        before, _current_words = _current_words, SampleWords(key, batch.address)
         try:
             return function(*point, batch.columns)
         finally:
@@ -95,16 +100,33 @@ def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
     return evaluate
 
 
-def current_words() -> DropoutWords | None:
+def with_augmentation(function: Callable, augment: Callable, key: tuple[int, int]) -> Callable:
+    """Wrap ``function(*point, batch)``, so that ``augment(columns, words)`` changes its minibatch.
+
+    Args:
+        key: ``streams.key(seed, "augment")``.
+    """
+
+    def evaluate(*arguments):
+        *point, batch = arguments
+        if isinstance(batch, AddressedBatch):
+            columns = augment(batch.columns, SampleWords(key, batch.address))
+            batch = AddressedBatch(columns, batch.address)
+        return function(*point, batch)
+
+    return evaluate
+
+
+def current_words() -> SampleWords | None:
     """Return the random words of the sample that is being evaluated, ``None`` without dropout."""
     return _current_words
 
 
-class DropoutWords:
-    """The uniform 32-bit words of one sample, which its dropout masks use in order.
+class SampleWords:
+    """The uniform 32-bit words of one sample, which its dropout masks or its augmentation use in order.
 
     Args:
-        key: two words, ``streams.key(seed, "dropout")``.
+        key: two words, ``streams.key(seed, purpose)``.
         address: (number, round, client), int64 ``[3]``.
     """
 
@@ -123,6 +145,10 @@ class DropoutWords:
         """Return a mask of the units to keep, bool of the given shape: true with probability 1 - p."""
         return self.take(math.prod(shape)).reshape(shape) >= round(p * 2**32)
 
+    def integers(self, high: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return integers in ``[0, high)``, int64 of the given shape; ``high`` is less than 2^31."""
+        return (self.take(math.prod(shape)).reshape(shape) * high) >> 32
+
 
 class DropoutMode(TorchFunctionMode):
     """A context in which torch's dropout functions use the words of a sample.
@@ -131,7 +157,7 @@ class DropoutMode(TorchFunctionMode):
         used: whether a dropout function has been called.
     """
 
-    def __init__(self, words: DropoutWords):
+    def __init__(self, words: SampleWords):
         super().__init__()
         self.words, self.used = words, False
         self._functions: dict[Callable, Callable] = {
@@ -547,7 +573,7 @@ class Sampler:
         numbers: number of samples that each client has used in this round, ``[clients]``.
         selection: how the method selects the samples of this round: "counted" by ``oracle.sample()``,
             "numbered" by ``oracle.sample(number=k)``, "" before the first sample.
-        drops: whether the problem's network has dropout, so that samples have addresses.
+        has_addresses: whether samples have addresses, for dropout or for augmentation.
     """
 
     def __init__(
@@ -558,7 +584,8 @@ class Sampler:
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
         network = network_of(problem)
-        self.has_dropout = getattr(network, "has_dropout", False)
+        augments = getattr(problem, "problem", problem).augment is not None
+        self.has_addresses = augments or getattr(network, "has_dropout", False)
         if hasattr(network, "place"):
             network.place(self.device, dtype)
         self.data, self.sizes = load_client_data(problem, self.clients, self._load)
@@ -577,7 +604,7 @@ class Sampler:
     @property
     def _constant(self) -> bool:
         """Whether samples that use all data of a client are the same in every round."""
-        return self.noise is None and not self.has_dropout and (bool(self.data) or not self._generated)
+        return self.noise is None and not self.has_addresses and (bool(self.data) or not self._generated)
 
     @property
     def generates_samples(self) -> bool:
@@ -756,7 +783,7 @@ class Sampler:
 
             drawn = self._draws.get(("noise", round, None), rows, numbers, self.width, draw)[0]
             noise = samples_first(drawn).unbind()
-        if self.has_dropout:
+        if self.has_addresses:
             addresses = samples_first(self._addresses(round, rows, numbers)).unbind()
         return list(map(Sample, batches, noise, addresses, single))
 

@@ -20,8 +20,9 @@ import torch
 from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.problem import Problem, as_family, defines, starting_point
+from mpifed.core.problem import Problem, as_family, defines, is_analytic, starting_point
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, State, Stored, WithinRound
+from mpifed.core.sampling import SampleWords
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
 
@@ -376,6 +377,7 @@ def _samples(
         if full[0] is not None:
             yield "it defines full_batch() without draw(): rows of data belong in client_data()"
         yield from _rows("client_data", held, clients)
+        yield from _augmentation(problem, held[0])
         return
     if len(held[0]):
         yield "it defines both client_data() and draw(): expected one of them"
@@ -411,6 +413,21 @@ def _samples(
                     f"{what} has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or "
                     "define full_batch(client) where they are known"
                 )
+
+
+def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[str]:
+    """Check the types that ``augment`` returns for the rows of a client."""
+    augment = getattr(problem, "problem", problem).augment
+    if augment is None:
+        return
+    if is_analytic(problem):
+        yield "it defines augment() and analytic derivatives, which do not use it: define one of them"
+        return
+    given = tuple(map(torch.as_tensor, rows))
+    found = augment(given, SampleWords((0, 0), torch.zeros(3, dtype=torch.int64)))
+    shapes = [[list(column.shape) for column in batch] for batch in (found, given)]
+    if shapes[0] != shapes[1]:
+        yield f"augment() must return columns of the same shapes, {shapes[1]}, got {shapes[0]}"
 
 
 def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:

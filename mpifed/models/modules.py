@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
-from mpifed.core.sampling import DropoutMode, DropoutWords, current_words
+from mpifed.core.sampling import DropoutMode, SampleWords, current_words
 from mpifed.models.base import Network, Params, Shapes
 
 __all__ = ["Module", "SequenceModule"]
@@ -259,7 +259,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
-    words = DropoutWords((0, 0), torch.zeros(3, dtype=torch.int64))
+    words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
     with DropoutMode(words) as dropping, _NoRandomness():
         trained = _call(module.train(), inputs)
     if not dropping.used and not _close(trained, value):

@@ -11,6 +11,7 @@ from mpifed.base.errors import truncate
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.data import Dataset, Labelled, read
+from mpifed.data.augmentation import Augmented
 from mpifed.data.samples import splits, splits_of
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
@@ -19,7 +20,7 @@ __all__ = ["DeepAUC"]
 
 
 @problem_settings
-class DeepAUC(AUC):
+class DeepAUC(AUC, Augmented):
     """AUC maximisation for a network h(w; ·): min over (w, a, b), max over α of the mean loss.
 
     With the fraction p of positive samples, the loss of a sample with label ±1 is ::
@@ -53,6 +54,7 @@ class DeepAUC(AUC):
         """
         self._images = images = self.read_once(data_dir)
         self.files = images.files
+        self._expect_images(images.shape)
         self._shapes = self.model.shapes(images.shape, outputs=1)
         above, self._below = self._sides(images.names)
         used = [*above, *self._below]

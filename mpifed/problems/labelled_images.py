@@ -13,6 +13,7 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
 from mpifed.data import Dataset, Labelled, Partition, read
+from mpifed.data.augmentation import Augmented
 from mpifed.data.partition import IID, divide
 from mpifed.data.samples import Split, splits, splits_of
 from mpifed.models import Linear, Model
@@ -83,7 +84,7 @@ class HeldOut:
 
 
 @problem_settings
-class LabelledImages(HeldOut):
+class LabelledImages(HeldOut, Augmented):
     """Base class of problems with labelled images and a network x with one output per class."""
 
     dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
@@ -102,6 +103,7 @@ class LabelledImages(HeldOut):
         """
         self._images = images = self.read_once(data_dir)
         self.files = images.files
+        self._expect_images(images.shape)
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         self._splits = splits(splits_of(images), self.validation, seed)
         train = self._splits["train"]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpifed
-from mpifed.core.sampling import AddressedBatch, DropoutMode, DropoutWords, current_words, with_dropout_words
+from mpifed.core.sampling import AddressedBatch, DropoutMode, SampleWords, current_words, with_dropout_words
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data import TEXTS, Texts
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -17,8 +17,8 @@ from mpifed.problems import DeepAUC
 KEY = key(7, "dropout")
 
 
-def words(number=3, round=5, client=2) -> DropoutWords:
-    return DropoutWords(KEY, torch.tensor([number, round, client]))
+def words(number=3, round=5, client=2) -> SampleWords:
+    return SampleWords(KEY, torch.tensor([number, round, client]))
 
 
 def test_words_agree_with_the_stream():
@@ -29,7 +29,7 @@ def test_words_agree_with_the_stream():
 
 def test_words_are_the_same_when_vectorised():
     addresses = torch.tensor([[3, 5, client] for client in range(4)])
-    together = torch.func.vmap(lambda address: DropoutWords(KEY, address).take(9))(addresses)
+    together = torch.func.vmap(lambda address: SampleWords(KEY, address).take(9))(addresses)
     assert torch.equal(together, torch.stack([words(client=client).take(9) for client in range(4)]))
 
 

@@ -318,18 +318,23 @@ rounds = 9
 problem = {{ {problem}, clients = 2 }}
 run = {{ out = "{out}" }}
 [tune]
-methods = [{{ name = "ComFedL", q = 1 }}]
+methods = [{{ {method} }}]
 """
 ROBUST = 'name = "DistributionallyRobust", dataset = "digits"'
 SINUSOIDS = 'name = "SinusoidMAML", tests = 3, model = { name = "mlp", hidden = [2] }'
+MIXTURE = 'name = "ClientMixture", dataset = "digits"'
+COMPOSITION, GAME = 'name = "ComFedL", q = 1', 'name = "ExtraSGD", b = 1, eta = 0.1'
 
 
-@pytest.mark.parametrize("problem, trained, tested", [
-    (ROBUST, ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"), ("accuracy",)),
-    (SINUSOIDS, ("objective", "grad_norm"), ("test_error", "adapted_error")),
+@pytest.mark.parametrize("problem, method, trained, tested", [
+    (ROBUST, COMPOSITION, ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"),
+     ("accuracy",)),
+    (SINUSOIDS, COMPOSITION, ("objective", "grad_norm"), ("test_error", "adapted_error")),
+    (MIXTURE, GAME, ("worst_loss", "mean_loss", "loss_spread"), ("accuracy",)),
 ])  # fmt: skip
-def test_metrics_of_training_data_may_select_settings(problem, trained, tested, tmp_path):
-    (tmp_path / "job.toml").write_text(TRAINED.format(problem=problem, out=tmp_path / "out"))
+def test_metrics_of_training_data_may_select_settings(problem, method, trained, tested, tmp_path):
+    job = TRAINED.format(problem=problem, method=method, out=tmp_path / "out")
+    (tmp_path / "job.toml").write_text(job)
     (study,) = tuning(tmp_path / "job.toml").studies
     found = trials.probe(study, SerialComm())
     assert {*trained, *tested} == {*found.metrics}
