@@ -74,8 +74,10 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
 
 @pytest.mark.parametrize("problem", JOBS)
 def test_a_job_has_a_metric_for_selection(problem):
+    """One method of each family is probed, since a minimax problem is another object as a game."""
     search = tuning(JOBS[problem])
-    assert probe(search.studies[0], SerialComm()).selection_metric(search.tune.metric)
+    for study in {ALGORITHMS[study.space.name].family: study for study in search.studies}.values():
+        assert probe(study, SerialComm()).selection_metric(search.tune.metric)
 
 
 def test_every_problem_has_a_job_or_a_reason():
@@ -90,7 +92,7 @@ def test_a_page_matches_its_job(problem):
     listed = [study.space.name for study in tuning(JOBS[problem]).studies]
     assert sorted(row[1] for row in rows) == sorted(listed)
     path = PAGES / f"{problem}.png"
-    assert Image.open(path).width == 1200 and path.stat().st_size < 120_000
+    assert Image.open(path).width == 1200 and path.stat().st_size < 150_000  # some 40 curves
     assert (PAGES / f"{problem}_small.png").stat().st_size < 12_000
 
 
@@ -141,7 +143,7 @@ def test_leads_are_reported_as_ratio_and_interval():
     assert (lead.first, lead.second, lead.rivals, lead.behind, lead.lost) == (ahead, level, 3, 2, 1)
     assert lead.ahead == pytest.approx(10 ** (0.2 / 3)) and lead.low < 1 < lead.high
     huge = _lead([(ahead, {1: 0.0, 2: 0.1, 3: 0.0}), (lost, {1: 300.0, 2: 9.0, 3: 1.0})], True)
-    assert huge.high == np.inf and huge.low == 0  # the logarithms are out of the range of floats
+    assert huge.high == np.inf and huge.low < 1e-300  # the logarithms are out of the range of floats
 
 
 def test_the_level_is_reached_by_the_median_method():
