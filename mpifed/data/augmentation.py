@@ -54,8 +54,8 @@ Augmentation = choice("augmentation", AUGMENTATIONS)
 class Augmented:
     """Base class of problems whose batches are images and labels, with the setting ``augmentation``."""
 
-    augmentation: tuple[Augmentation, ...] = Field(
-        default=(), description="random changes of the images of each minibatch, in order: flip, crop"
+    augmentation: tuple[Augmentation, ...] | None = Field(
+        default=None, description="random changes of the images of each minibatch, in order: flip, crop"
     )
 
     @property
@@ -65,7 +65,7 @@ class Augmented:
 
     def _augmented(self, batch: Batch, words: Any) -> Batch:
         images, *others = batch
-        for change in self.augmentation:
+        for change in self.augmentation or ():
             images = change(images, words)
         return images, *others
 
