@@ -11,10 +11,12 @@ from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.matrix_game import MatrixGame
 from mpifed.problems.mixture import ClientMixture, QuadraticMixture
+from mpifed.problems.policy import MSPBE
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
 from mpifed.problems.sinusoid import SinusoidMAML
+from mpifed.problems.softplus import SoftplusSaddle
 from mpifed.problems.text_auc import TextAUC
 from mpifed.problems.wgan import WGAN
 
@@ -43,6 +45,8 @@ PROBLEMS = {
         QuadraticNCPL,
         TwoSidedPL,
         FiniteMax,
+        SoftplusSaddle,
+        MSPBE,
     )
 }
 

@@ -129,6 +129,8 @@ SETTINGS = {
     "QuadraticNCPL": dict(clients=3),
     "TwoSidedPL": dict(clients=3),
     "FiniteMax": dict(clients=3, d=4),
+    "SoftplusSaddle": dict(clients=3, dx=3, dy=2, samples=4),
+    "MSPBE": dict(clients=3, d=3, states=8, samples=12),
 }
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
