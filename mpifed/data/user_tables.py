@@ -377,7 +377,7 @@ def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.Dat
             _expect_column(file, name, frame.columns)
         for name in frame:
             _expect_column(files[0], name, frames[0].columns)
-    table = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    table = pd.concat(frames) if len(frames) > 1 else frames[0]
     return table, Places(files, [len(frame) for frame in frames])
 
 

@@ -114,8 +114,6 @@ class QuadraticNCPL(Minimax):
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return H(x, y) + (p_n, s_n). All rows of a batch are the client's only row."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
-        if x.dim() != y.dim():  # one block is shared, the other differs between clients
-            x, y = x.expand(len(H), -1), y.expand(len(H), -1)
         return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split(
             (self.dx, self.dy), dim=-1
         )

@@ -204,6 +204,7 @@ def test_valid_problems(verdicts, source, expected):
     assert sound, "\n".join(lines)
     assert "float64 and float32 on the CPU" in lines[0] and "temporary folders" in lines[0]
     assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
+    assert not any("ranks" in line for line in lines)
     assert {*expected} <= {*lines}
 
 

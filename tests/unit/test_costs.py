@@ -76,6 +76,7 @@ from mpifed.algorithms import (
 )
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.costs import Costs
+from mpifed.simulation.evaluation import local_steps
 from mpifed.simulation.simulation import Simulation
 
 X, Y, D, K, CLIENTS = DX, DY, DX + DY, 3, 4
@@ -233,6 +234,17 @@ def test_a_steady_round(tmp_path, name, group):
     config = configuration(method, problem(clients=CLIENTS), tmp_path, group=group)
     item = 8 * CLIENTS  # bytes of a float64 from or to every client
     assert third_round(config) == [up * item, down * item, phases, calls * CLIENTS]
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_calls_per_local_step(name):
+    """Other calls of a round, fewer than its steps here, do not count. Methods with several kinds of local
+    steps are left out."""
+    method, *_, calls = COSTS[name]
+    if not name.startswith(("FedNest", "LFedNest", "LocalMOML", "ProxSkipLSVRGDAFL", "SmoothedGDA")):
+        if isinstance(getattr(method, "tau", 0), tuple):
+            calls *= 2  # the largest number of local steps is twice the mean
+        assert calls // local_steps(method) == method.calls_per_step
 
 
 def test_all_methods_have_costs():

@@ -176,6 +176,13 @@ def test_curves_of_diverged_runs_and_of_different_metrics(tmp_path):
         pixels(settings, "auk")
 
 
+def test_markers_are_used_again_if_there_are_more_lines(tmp_path):
+    settings = [single(tmp_path / f"{k}", auc=lambda r: r / 40) for k in range(2 * len(figures.MARKERS) + 2)]
+    cell = Figure().subplots()
+    figures.draw(cell, settings, "auc", figures.AXES[0], marked=True)
+    assert [line.get_marker() for line in cell.lines] == [*figures.MARKERS * 2, *figures.MARKERS[:2]]
+
+
 def test_points_between_gaps_are_visible(tmp_path):
     dots, none = (
         count(pixels([single(tmp_path / f"{k}", rounds=10, auc=values)]), figures.COLOURS[0])

@@ -41,7 +41,10 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name, settings", [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000})])
+@pytest.mark.parametrize(
+    "name, settings",
+    [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000}), ("MatrixGame", {"clients": 10_000})],
+)
 def test_constants_match_the_estimate(name, settings):
     """The estimate must not exceed the peak, or jobs that fit would be rejected; and it must be at least half
     of the peak to be useful."""

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpifed import Config
+from mpifed.base.errors import ConfigError
 from mpifed.cli.main import cli
 from mpifed.cli.new import job_text
 from mpifed.cli.schema import rows_of
@@ -44,6 +45,13 @@ def test_existing_files_are_not_replaced(tmp_path, monkeypatch):
         assert f"{file} exists and is not replaced" in str(done.exception)
         assert (tmp_path / file).read_text() == "mine"
     assert "expected the name of a class" in str(CliRunner().invoke(cli, ["new", "method", "a-b"]).exception)
+
+
+def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    error = CliRunner().invoke(cli, ["new", "job"]).exception
+    assert isinstance(error, ConfigError) and "cannot write job.toml: No such file" in str(error)
 
 
 @pytest.mark.parametrize("method, problem", [("FedAvg", None), ("LSGD", None), (None, "SinusoidMAML")])

@@ -159,6 +159,7 @@ def test_errors_are_found_before_anything_is_written(runs):
     for text, message in [
         ("[method]\nFGDA = 'a'", "unknown section [method]: did you mean 'methods'"),
         ("[methods]\nFGD = 'a'", "[methods] has no 'FGD': did you mean 'FGDA'"),
+        ("[settings]\nrun.out = 'a'", "[settings] has no 'run'"),
         ("[axes]\nbytes = 1", "[axes] bytes must be a text, found 1"), ("axes = 1", "axes must be a table"),
     ]:  # fmt: skip
         labels.write_text(text)

@@ -102,9 +102,9 @@ def settings(**changes):
     return change
 
 
-def holdings(classes, problem=None):
+def holdings(classes, problem=None, dtype=int):
     def change(file):
-        file["holdings"] = np.ones((3, 2), int)
+        file["holdings"] = np.ones((3, 2), dtype)
         file["holdings"].attrs["classes"] = json.dumps(classes)
         settings(**({"problem": problem} if problem else {}))(file)
 
@@ -133,6 +133,7 @@ A_PLUGIN = {"problem": {"name": "a", "digest": 3}}
     (replaced(metrics__auc=["a"] * 5), ["numbers", "'metrics/auc'"]),
     (replaced(metrics__round=[0, 5, 10, 15, 99]), ["'costs/round'", "99"]),
     (holdings(["a", "b", "c"]), ["[clients, 3]", "(3, 2)"]),
+    (holdings(["a", "b"], dtype=float), ["whole numbers [clients, 2]", "<f8"]),
     (holdings(["a", "b"], {"name": "DeepAUC"}), ["'problem.clients' and 'seed'"]),
     (settings(algorithm="FGDA"), ["a table as 'algorithm'", "'FGDA'"]),
     (settings(seed=[1]), ["a whole number as 'seed'"]),

@@ -130,4 +130,5 @@ def test_the_command(tmp_path):
     )
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     assert "    ok      same bits: 2 ranks and one rank give bitwise identical results" in done.stdout
+    assert done.stdout.splitlines()[0].endswith(": one process")
     assert done.stdout.endswith("ok      two ranks: mpirun -n 2 mpifed selftest succeeds\n")

@@ -178,7 +178,8 @@ def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_pa
         call("tune", "-q", job, "--part", f"{part}/3")
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     monkeypatch.setattr(tuner, "run_trial", lambda *_: pytest.fail("a run of a search that is done"))
-    call("tune", "-q", job)
+    printed = call("tune", job)
+    assert "not done yet" not in printed and f"{whole[1][0].value:.5g}" in printed
     assert "--part: expected I/N" in call("tune", job, "--part", "3/3", code=2)
 
 
@@ -196,7 +197,7 @@ def test_a_changed_job_is_searched_again(whole, job, tmp_path):
 def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(job, tmp_path):
     """The files are the same as in a new folder."""
     more = ["tune.runs=8"]
-    call("tune", "-q", job, "--part", "0/4")
+    assert call("tune", job, "--part", "0/4").count("not done yet") == 3
     call("tune", "-q", job, "--part", "0/4", *more)
     call("tune", "-q", job, "--part", "0/4", *more, f"run.out={tmp_path / 'alone'}")
     assert (tmp_path / "out/tried.csv").read_bytes() == (tmp_path / "alone/tried.csv").read_bytes()

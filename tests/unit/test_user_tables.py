@@ -229,6 +229,7 @@ def test_errors_in_a_table_of_text(write, rows, message):
     (dict(test="other.csv"), "other.csv has no column 'colour'"),
     (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
     (dict(test=None, split="colour"), "row 1: expected train, validation or test .* found 'red'"),
+    (dict(file="half.csv", test=None, split="part"), "half.csv: expected test rows, found none"),
     (dict(test="none.csv"), "none.csv: expected a header line, .*, found no rows"),
     (dict(test="new.csv"), r"training samples of every class, found none of 'new' \(but 3 in test\)"),
     (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected at least one"),
@@ -237,6 +238,7 @@ def test_errors_in_files_and_columns(write, options, message):
     write("mine.csv", lines())
     write("other.csv", ["a,b,member,kind", "1,2,True,good"])
     write("none.csv", lines(0))
+    write("half.csv", ["a,kind,part", "1,good,train", "2,bad,train"])
     write("new.csv", [lines()[0], *lines(label=["new"] * 12)[3:6]])
     with pytest.raises(ValueError, match=message):
         table(**options)()
@@ -246,6 +248,7 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(test=None), "expected either test .a share of the rows, .* or split .*, got neither"),
     (dict(split="part"), "got both"),
     (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
+    (dict(separator=""), "separator"),
     (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
     (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
     (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),

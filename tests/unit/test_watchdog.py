@@ -250,6 +250,17 @@ def test_alarmed_rank_answers_before_its_own_limit(capfd):
     assert "Not arrived: rank 0 is at /" in (said := capfd.readouterr().err) and "rank 3 is at loss" in said
 
 
+def test_a_single_process_has_the_whole_time(clock):
+    """Ranks that another rank has alarmed answer after half of the minimum. The thread wakes every 0.05 s."""
+    comm = Ranks(0)
+    with Watchdog(comm, 0.4) as dog:
+        dog.beat(1)
+        clock[0] += 3.5
+        assert not comm.ended.wait(0.5)
+        clock[0] += 1.5
+        assert comm.ended.wait(60)
+
+
 def test_beats_of_a_run(tmp_path, monkeypatch):
     """All types of work are reported. Files are expected to be written at 100 MB/s."""
     beats, seconds = [], []
