@@ -24,6 +24,8 @@ FGDA = "FGDA (ours), $\\\\alpha$ & 5 %"
 error = "distance"
 [axes]
 bytes = "communication"
+[settings]
+name = "name"
 """
 #: The last errors of seeds 0 to 3. LocalSGDA minus FGDA is 1, 0, 1, 0: t = 0.5 / (0.57735 / 2) = 1.732 and
 #: p = 0.182 with 3 degrees of freedom. CDMA minus FGDA is 10, 10.1, 10, 10.1: p < 1e-6.

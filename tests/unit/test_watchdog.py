@@ -252,7 +252,7 @@ def test_alarmed_rank_answers_before_its_own_limit(capfd):
 
 def test_a_single_process_has_the_whole_time(clock):
     """Ranks that another rank has alarmed answer after half of the minimum. The thread wakes every 0.05 s."""
-    comm = Ranks(0)
+    comm = Ranks(0, {})
     with Watchdog(comm, 0.4) as dog:
         dog.beat(1)
         clock[0] += 3.5
