@@ -1,4 +1,4 @@
-"""Theorems 3.1 to 3.5 and E.1 of Shen et al. 2024 on smoothed federated minimax methods, for FESS-GDA.
+"""Shen et al. 2024: Theorems 3.1 to 3.5 and E.1 on FESS-GDA, Corollaries 3.2, 3.3 and E.1 on Smoothed-GDA.
 
 Constants:
 
@@ -19,7 +19,10 @@ from __future__ import annotations
 
 from mpifed.theory.prescription import over, theorem
 
-__all__ = ["theorem_3_1", "theorem_3_2", "theorem_3_3", "theorem_3_4", "theorem_3_5", "theorem_E_1"]
+__all__ = [
+    "corollary_3_2", "corollary_3_3", "corollary_E_1",
+    "theorem_3_1", "theorem_3_2", "theorem_3_3", "theorem_3_4", "theorem_3_5", "theorem_E_1",
+]  # fmt: skip
 
 _LETTERS = {"l": "L", "K": "local_steps", "T": "rounds", "M": "clients", "m": "cohort"}
 _STATIONARY = dict(
@@ -87,6 +90,27 @@ def theorem_3_3(
     return theorem_E_1.statement(l + mu, mu, sigma, sigma_G, G_y + epsilon / 2, K, T, M, m, Delta)
 
 
+@theorem("shen-corollary-E.1", "SmoothedGDA", **_STATIONARY)
+def corollary_E_1(l: float, mu: float, T: float, Delta: float):
+    """Strongly concave in y on a compact set, exact gradients (Corollary E.1): Theorem E.1 with M = K = 1."""
+    steps, bound = theorem_E_1.statement(l, mu, 0.0, 0.0, 0.0, 1, T, 1, 1, Delta)
+    return _exact(steps), bound
+
+
+@theorem("shen-corollary-3.2", "SmoothedGDA", of="(ε, ε²)-stationarity of f", letters=_LETTERS)
+def corollary_3_2(l: float, D: float, epsilon: float, T: float, Delta: float):
+    """One-point concave in y, ε² ≤ l D, exact gradients (Corollary 3.2): Theorem 3.2 with M = K = 1."""
+    steps, bound = theorem_3_2.statement(l, D, epsilon, 0.0, 0.0, 1, T, 1, 1, Delta)
+    return _exact(steps), bound
+
+
+@theorem("shen-corollary-3.3", "SmoothedGDA", of=theorem_3_3.of, letters=_LETTERS)
+def corollary_3_3(l: float, D: float, epsilon: float, T: float, Delta: float):
+    """Concave in y, ε ≤ 2 l D, exact gradients (Corollary 3.3): Theorem 3.3 with M = K = 1."""
+    steps, bound = theorem_3_3.statement(l, D, epsilon, 0.0, 0.0, 0.0, 1, T, 1, 1, Delta)
+    return _exact(steps), bound
+
+
 @theorem("shen-3.4", "FESSGDA", of="ε-stationarity of f and of the Moreau envelope", letters=_LETTERS)
 def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float):
     """Maximum of finitely many functions (Theorem 3.4, appendix H). The source states an order only.
@@ -136,6 +160,12 @@ def _smoothed(l: float, K: float, eta_x: float, beta_over_eta_y: float) -> dict[
     eta_xl = min(most, (beta / (6144 * eta_x * p * l**2 * K**3)) ** 0.5, eta_x)
     eta_yl = min(most, (eta_y / (3072 * eta_x * (l * K) ** 2)) ** 0.5, eta_y)
     return {**_products((eta_x, eta_xl), (eta_y, eta_yl)), "p": p, "beta": beta}
+
+
+def _exact(steps: dict[str, float]) -> dict[str, float]:
+    """Return the steps of Smoothed-GDA: products of local and global step sizes, p and β."""
+    products = {f"eta_{block}": steps[f"eta_{block}l"] * steps[f"eta_{block}g"] for block in "xy"}
+    return {**products, "p": steps["p"], "beta": steps["beta"]}
 
 
 def _products(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:

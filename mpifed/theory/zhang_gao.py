@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 and equation (58) of Zhang & Gao n.d. on minimax problems with heavy-tailed noise.
+"""Theorems 1 and 2 and equations (58) and (76) of Zhang & Gao n.d. on minimax problems with heavy-tailed noise.
 
 Constants:
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["equation_58", "theorem_1", "theorem_2"]
+__all__ = ["equation_58", "equation_76", "theorem_1", "theorem_2"]
 
 _MEAN = dict(
     of="mean over the rounds of E‖∇Φ(x)‖",
@@ -51,24 +51,65 @@ def equation_58(
         gamma_x: γ_x, from which γ_y = 10κγ_x.
         beta, eta: β and η of both blocks.
     """
-    if not 1 < s <= 2:
-        raise ValueError(f"expected 1 < s <= 2, got s = {s}")
-    kappa, steps = L / mu, _steps(L / mu, N, p, T, unit)
-    for name, value in (("gamma_x", gamma_x), ("beta_x", beta), ("eta_x", eta)):
-        steps[name] = steps[name] if value is None else value
-    gamma, beta, eta = steps["gamma_x"], steps["beta_x"], steps["eta_x"]
-    steps |= {"gamma_y": 10 * kappa * gamma, "beta_y": beta, "eta_y": eta}
-    if not 0 < beta <= 1:
-        raise ValueError(f"expected 0 < beta <= 1, got beta = {beta}")
-    local, moved = 2 * eta * p * L, (1 + 10 * kappa) * gamma * L
-    averaged = 8**0.5 * sigma / (N * p) ** (1 - 1 / s)
-    estimation = local / (beta * T) + averaged / (beta * T) + moved / beta + local
-    estimation += beta ** (1 - 1 / s) * averaged
-    consensus = 8 * 2**0.5 * beta * sigma + 4 * beta * local + 2 * beta * moved
+    steps = _given(L / mu, N, p, T, s, unit, gamma_x, beta, eta)
+    estimation, consensus = _errors(L, sigma, s, N, p, T, steps, 1.0)
+    kappa, gamma = L / mu, steps["gamma_x"]
     bound = (gap + inner / 3) / (gamma * T) + 2 * (L + L * kappa) * gamma / 3
     bound += L * gamma * (1 + 10 * kappa) ** 2 / 6
     bound += (10 + 20 * kappa) / 3 * estimation + (5 + 10 * kappa) / 3 * consensus
     return steps, bound
+
+
+@theorem("zhang-gao-76", "FedMuonDA", **_MEAN)
+def equation_76(
+    L: float, mu: float, sigma: float, s: float, N: float, p: float, T: float, gap: float, inner: float,
+    n_y: float = 1, unit: float = 1, gamma_x: float | None = None, beta: float | None = None,
+    eta: float | None = None,
+):  # fmt: skip
+    """FedMuon-DA with explicit constants ((76), appendix B.1), if the parameters of x are vectors.
+
+    The constants are those of (58); ``n_y`` is the sum over the parameters of y of the smaller dimension of
+    their matrices, 1 for a vector. Corrections:
+
+    * For matrices in x, n_x > 1, (71) does not follow: with γ_y = 10κγ_x, the coefficient of ‖∇_y f‖ in its
+      proof is at most 0 only for √n_x ≤ 10/9, and that of ‖∇Φ‖ is -γ_x only for n_x = 1.
+    * The last term has the factor 20κ√n_y / 3 of (71) instead of 10κ / 3, and the mixed term of (70) is
+      2√(n_x n_y) γ_x γ_y instead of 2n_x γ_x γ_y.
+    """
+    steps = _given(L / mu, N, p, T, s, unit, gamma_x, beta, eta)
+    estimation, consensus = _errors(L, sigma, s, N, p, T, steps, n_y**0.5)
+    kappa, gamma = L / mu, steps["gamma_x"]
+    bound = (gap + inner / 3) / (gamma * T) + 2 * (L + L * kappa) * gamma / 3
+    bound += L * gamma * (1 + 10 * kappa * n_y**0.5) ** 2 / 6
+    bound += (10 + 20 * kappa * n_y**0.5) / 3 * (estimation + consensus)
+    return steps, bound
+
+
+def _given(kappa, N, p, T, s, unit, gamma_x, beta, eta) -> dict[str, float]:
+    """Return the given steps, or else those of Theorem 1, with γ_y = 10κγ_x."""
+    if not 1 < s <= 2:
+        raise ValueError(f"expected 1 < s <= 2, got s = {s}")
+    steps = _steps(kappa, N, p, T, unit)
+    for name, value in (("gamma_x", gamma_x), ("beta_x", beta), ("eta_x", eta)):
+        steps[name] = steps[name] if value is None else value
+    if not 0 < steps["beta_x"] <= 1:
+        raise ValueError(f"expected 0 < beta <= 1, got beta = {steps['beta_x']}")
+    return steps | {
+        "gamma_y": 10 * kappa * steps["gamma_x"],
+        "beta_y": steps["beta_x"],
+        "eta_y": steps["eta_x"],
+    }
+
+
+def _errors(L, sigma, s, N, p, T, steps: dict[str, float], root: float) -> tuple[float, float]:
+    """Return the bounds of the gradient error, (72), and of the consensus error, (74), for √n_x = 1 and √n_y
+    = ``root``; those of Lemmas A.6 and A.7 have ``root`` = 1."""
+    gamma, beta, eta = steps["gamma_x"], steps["beta_x"], steps["eta_x"]
+    local, moved = (1 + root) * eta * p * L, (gamma + root * steps["gamma_y"]) * L
+    averaged = 8**0.5 * sigma / (N * p) ** (1 - 1 / s)
+    estimation = local / (beta * T) + averaged / (beta * T) + moved / beta + local
+    estimation += beta ** (1 - 1 / s) * averaged
+    return estimation, 8 * 2**0.5 * beta * sigma + 4 * beta * local + 2 * beta * moved
 
 
 def _steps(kappa: float, N: float, p: float, T: float, unit: float) -> dict[str, float]:

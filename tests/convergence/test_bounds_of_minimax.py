@@ -14,7 +14,7 @@ import torch
 from games import configuration
 
 from mpifed import Blocks, Composition, Minimax, Sets
-from mpifed.algorithms import FESSGDA, FGDA, MFCGD, FedNSGDAM
+from mpifed.algorithms import FESSGDA, FGDA, MFCGD, FedMuonDA, FedNSGDAM, SmoothedGDA
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -143,8 +143,9 @@ CASES = [(kind, sigma, apart) for kind in KINDS for sigma, apart in ((0.0, 0.0),
 
 
 @pytest.mark.parametrize("kind, sigma, apart", CASES)
-def test_fgda_and_fed_nsgda_m(kind, sigma, apart):
-    """Huang et al. 2024, Theorem 2, at the ends of rounds, and Zhang & Gao n.d., (58): the mean of ‖∇Φ‖."""
+def test_fgda_fed_nsgda_m_and_fedmuon_da(kind, sigma, apart):
+    """Huang et al. 2024, Theorem 2, at the ends of rounds, and Zhang & Gao n.d., (58) and (76): the mean of
+    ‖∇Φ‖."""
     problem = game(kind, apart=apart)
     x, y = problem.start[:DX], problem.start[DX:]
     gap, inner = problem.top(x)[0] - problem.floor, problem.top(x)[0] - problem.value(x, y)
@@ -158,6 +159,9 @@ def test_fgda_and_fed_nsgda_m(kind, sigma, apart):
     advice = prescribe("zhang-gao-58", **common, s=2, N=CLIENTS, p=STEPS, T=ROUNDS)
     normalised = FedNSGDAM(p=STEPS, **advice.steps)
     assert mean_slope(problem, path(normalised, problem, ROUNDS, sigma, DX + DY)[:-1]) <= advice.bound
+    advice = prescribe("zhang-gao-76", **common, s=2, N=CLIENTS, p=STEPS, T=ROUNDS)
+    muon = FedMuonDA(p=STEPS, **advice.steps)
+    assert mean_slope(problem, path(muon, problem, ROUNDS, sigma, DX + DY)[:-1]) <= advice.bound
 
 
 def mean_slope(problem, points):
@@ -181,7 +185,7 @@ def test_smoothing(kind, sigma, apart):
 
 @pytest.mark.parametrize("kind, sigma", [(kind, sigma) for kind in CONVEX for sigma in (0.0, 0.2)])
 def test_smoothing_on_a_ball(kind, sigma):
-    """Shen et al. 2024, Theorem E.1: ∇_y is replaced by l (P_Y(y + ∇_y f / l) - y).
+    """Shen et al. 2024, Theorem E.1, and without noise Corollary E.1. ∇_y becomes l (P_Y(y + ∇_y f / l) - y).
 
     A larger Δ leaves the theorem true: Ψ ≥ f(x_0, y_0) - ‖∇_x f‖²/(2l), P ≤ Φ, which the whole space makes
     larger, and Φ ≥ f(·, y) for each y of the ball, here 0 or, where P is singular, that of the saddle.
@@ -200,12 +204,17 @@ def test_smoothing_on_a_ball(kind, sigma):
         "shen-E.1", l=problem.l, mu=problem.mu, sigma=sigma, sigma_G=spread(problem)[2], G_y=steepest,
         K=STEPS, T=ROUNDS, M=CLIENTS, m=CLIENTS, Delta=Delta,
     )  # fmt: skip
-    values = []
-    for x, y in path(FESSGDA(K=STEPS, **advice.steps), problem, ROUNDS, sigma, DX + DY)[:-1]:
-        gx, gy = problem.gradient(x, y)
-        moved = problem.l * (problem.sets.y(torch.from_numpy(y + gy / problem.l)).numpy() - y)
-        values.append(gx @ gx + kappa * moved @ moved)
-    assert np.mean(values) <= advice.bound
+    tests = [(FESSGDA(K=STEPS, **advice.steps), advice.bound)]
+    if not sigma:
+        advice = prescribe("shen-corollary-E.1", l=problem.l, mu=problem.mu, T=ROUNDS, Delta=Delta)
+        tests.append((SmoothedGDA(**advice.steps), advice.bound))
+    for method, bound in tests:
+        values = []
+        for x, y in path(method, problem, ROUNDS, sigma, DX + DY)[:-1]:
+            gx, gy = problem.gradient(x, y)
+            moved = problem.l * (problem.sets.y(torch.from_numpy(y + gy / problem.l)).numpy() - y)
+            values.append(gx @ gx + kappa * moved @ moved)
+        assert np.mean(values) <= bound
 
 
 @pytest.mark.parametrize("sigma, apart", [(0.0, 0.0), (0.1, 0.2)])

@@ -48,6 +48,10 @@ CONSTANTS = {
     "zhang-gao-1": dict(L=2.0, mu=0.5, N=8, p=4, T=900, unit=0.5),
     "zhang-gao-2": dict(L=2.0, mu=0.5, N=8, p=4, T=900, unit=0.5),
     "zhang-gao-58": PL | dict(sigma=0.3, s=1.5, N=8, p=4, T=900, unit=0.5),
+    "zhang-gao-76": PL | dict(sigma=0.3, s=1.5, N=8, p=4, T=900, unit=0.5, n_y=3),
+    "shen-corollary-E.1": dict(l=2.0, mu=0.5, T=500, Delta=3.0),
+    "shen-corollary-3.2": dict(l=2.0, D=3.0, epsilon=0.1, T=500, Delta=3.0),
+    "shen-corollary-3.3": dict(l=2.0, D=3.0, epsilon=0.1, T=500, Delta=3.0),
     "shen-3.1": SMOOTHED | {"mu": 0.5, "Delta": 3.0},
     "shen-E.1": SMOOTHED | {"mu": 0.5, "Delta": 3.0, "G_y": 1.0},
     "shen-3.2": SMOOTHED | {"D": 3.0, "epsilon": 0.1, "Delta": 3.0},
@@ -58,6 +62,7 @@ CONSTANTS = {
 #: Theorems for which the source states only an order.
 ORDERS = {
     "wang-kale-5", "wang-kale-24", "zhang-gao-1", "zhang-gao-2", "shen-3.2", "shen-3.4",
+    "shen-corollary-3.2",
 }  # fmt: skip
 
 
@@ -135,18 +140,20 @@ F = dict(
     epsilon=(-1, 1),
 )  # fmt: skip
 LOCAL = dict.fromkeys(("eta_xl", "eta_yl"), (2, -1)) | {"p": (-2, 1)}
+PRODUCTS = dict.fromkeys(("eta_x", "eta_y"), (2, -1)) | {"p": (-2, 1)}
 UNITS = {
     **{name: (VI, VI_STEPS, (1, 1)) for name in CONSTANTS if name.startswith("wang-kale")},
     **{f"huang-2024-{n}": (F, dict(gamma=(2, -1), lam=(2, -1)), (-1, 1)) for n in (1, 2)},
     **{
         f"zhang-gao-{n}": (F, dict.fromkeys(("gamma_x", "gamma_y", "eta_x", "eta_y"), (1, 0)), (-1, 1))
-        for n in (1, 2, 58)
+        for n in (1, 2, 58, 76)
     },
     "shen-3.1": (F, LOCAL, (-2, 2)),
     "shen-E.1": (F, LOCAL, (-2, 2)),
     "shen-3.3": (F, LOCAL, (-2, 2)),
     "shen-3.4": (F, LOCAL, None),
     "shen-3.5": (F, LOCAL, (0, 1)),
+    **{f"shen-corollary-{n}": (F, PRODUCTS, (-2, 2)) for n in ("E.1", "3.3")},
 }
 
 
@@ -333,11 +340,39 @@ def test_the_steps_of_shen_et_al():
 
 
 def test_the_ratio_of_zhang_and_gao():
-    for name in ("zhang-gao-1", "zhang-gao-58"):
+    for name in ("zhang-gao-1", "zhang-gao-58", "zhang-gao-76"):
         steps = prescribe(name, **CONSTANTS[name]).steps
         assert steps["gamma_x"] == pytest.approx(0.5 * 32**0.25 / (4 * 900**0.75))
         assert steps["gamma_y"] == pytest.approx(40 * steps["gamma_x"])
         assert (steps["beta_x"], steps["eta_y"]) == pytest.approx(((32 / 900) ** 0.5, 0.5 / 120))
+
+
+def test_muon_of_vectors_is_normalisation():
+    """Then (76) is (58), with twice its consensus error because of another splitting in (64)."""
+    vector = CONSTANTS["zhang-gao-76"] | {"n_y": 1}
+    said, plain = prescribe("zhang-gao-76", **vector), prescribe("zhang-gao-58", **CONSTANTS["zhang-gao-58"])
+    assert said.steps == plain.steps
+    kappa, beta, (gamma_x, gamma_y) = 4, said.steps["beta_x"], (said.steps["gamma_x"], said.steps["gamma_y"])
+    consensus = beta * (8 * 2**0.5 * 0.3 + 4 * 2 * said.steps["eta_x"] * 4 * 2 + 2 * (gamma_x + gamma_y) * 2)
+    assert said.bound - plain.bound == pytest.approx((5 + 10 * kappa) / 3 * consensus)
+    bounds = [prescribe("zhang-gao-76", **vector | {"n_y": n}).bound for n in (1, 2, 3)]
+    assert bounds == sorted(bounds) and bounds[0] < bounds[2]
+
+
+def test_smoothed_gda_is_fess_gda_of_one_client_with_one_exact_step():
+    """One step from the mean point does not drift, whatever G_y is."""
+    alone = dict(sigma=0.0, sigma_G=0.0, K=1, M=1, m=1)
+    for name, no_drift in (("E.1", {"G_y": 0.0}), ("3.2", {}), ("3.3", {"G_y": 0.0})):
+        corollary = prescribe(f"shen-corollary-{name}", **CONSTANTS[f"shen-corollary-{name}"])
+        theorem = prescribe(f"shen-{name}", **CONSTANTS[f"shen-{name}"] | alone | no_drift)
+        assert corollary.of == theorem.of
+        # ε / 2 of Theorem 3.3 adds to G_y.
+        assert corollary.bound == theorem.bound or corollary.bound == pytest.approx(theorem.bound, rel=1e-9)
+        assert corollary.steps["eta_x"] == pytest.approx(1 / (1000 * (2 if name != "3.3" else 2 + 0.1 / 6)))
+        assert corollary.steps["eta_y"] == pytest.approx(corollary.steps["eta_x"] / 256)
+        assert [corollary.steps[key] for key in ("p", "beta")] == [
+            theorem.steps[key] for key in ("p", "beta")
+        ]
 
 
 @pytest.mark.parametrize("name, changes, words", [
