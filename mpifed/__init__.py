@@ -1,4 +1,4 @@
-"""mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters.
+"""mpifed: federated minimax, variational-inequality, compositional and bilevel optimisation on MPI clusters.
 
 Importing the package has one side effect on the process: it sets the environment variable ``MKL_CBWR`` to
 "AUTO" unless the variable is already set. MKL then returns bitwise identical results regardless of the memory
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from mpifed.core.algorithm import Algorithm, Now, Phase
     from mpifed.core.directions import Clip, Direction, Normalize, Orthogonalize
-    from mpifed.core.problem import Composition, DataFile, Minimax, Minimisation, Operator
+    from mpifed.core.problem import Bilevel, Composition, DataFile, Minimax, Minimisation, Operator
     from mpifed.core.records import Blocks, Record, not_sent, stored, within_round
     from mpifed.core.schedules import Rate, Weight
     from mpifed.core.sets import (
@@ -72,6 +72,7 @@ __all__ = [
     "Blocks",
     "Box",
     "Clip",
+    "Bilevel",
     "Composition",
     "Config",
     "ConfigError",
@@ -155,6 +156,7 @@ _ROOMS = {
         "ContractError",
     ),
     "core.problem": (
+        "Bilevel",
         "Composition",
         "DataFile",
         "Minimax",

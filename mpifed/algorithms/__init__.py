@@ -22,6 +22,7 @@ from mpifed.algorithms.fedavg import FedAvg
 from mpifed.algorithms.feddyn import FedDyn
 from mpifed.algorithms.fedexp import FedExP
 from mpifed.algorithms.fednest import FedNest, LFedNest
+from mpifed.algorithms.fednest_bilevel import FedNestBilevel, LFedNestBilevel
 from mpifed.algorithms.fednova import FedNova
 from mpifed.algorithms.fedprox import FedProx
 from mpifed.algorithms.fgda import FGDA, STEM, AdaFGDA
@@ -32,6 +33,7 @@ from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocal
 from mpifed.algorithms.memory import MIFA, FedVARP
 from mpifed.algorithms.mime import Mime, MimeLite
 from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
+from mpifed.algorithms.simfbo import ShroFBO, SimFBO
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD, FedGDAGT, KGTMinimax
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
@@ -58,6 +60,7 @@ ALGORITHMS = {
         FedVARP, MIFA,
         LocalAdaSEG,
         FATClipping, Bi2Clip,
+        SimFBO, ShroFBO, FedNestBilevel, LFedNestBilevel,
         ProxSkipVIPFL, ProxSkipLSVRGDAFL,
     )
 }

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mpifed.algorithms import MFCGD, FedNormSGDA, LocalDualExtrapolation, LocalSGDA
+from mpifed.algorithms import MFCGD, FedNestBilevel, FedNormSGDA, LocalDualExtrapolation, LocalSGDA
 from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError, ContractError, user_code_errors
 from mpifed.base.settings import problem_settings
@@ -40,7 +40,7 @@ from mpifed.core.sets import Ball, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
-from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML, QuadraticMixture
+from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML, QuadraticBilevel, QuadraticMixture
 from mpifed.running.result import Result
 from mpifed.running.run import resume, run
 from mpifed.simulation.evaluation import expect_metrics
@@ -66,6 +66,7 @@ METHODS: dict[str, Algorithm] = {
     "minimax": LocalSGDA(q=2, eta_x=1e-3, eta_y=1e-3),
     "operator": LocalDualExtrapolation(K=2, eta=1e-3),
     "composition": MFCGD(q=2, gamma=1e-3),
+    "bilevel": FedNestBilevel(T=1, tau=2, alpha=1e-3, beta=1e-3, J=1, ell=1e-3),
 }
 #: The method for minimax problems whose clients see different coordinates of y.
 PROJECTS_AT_SERVER = FedNormSGDA(tau=2, eta_x=1e-3, eta_y=1e-3, gamma_x=1e-3, gamma_y=1e-3)
@@ -217,6 +218,8 @@ def problems_for(method: Algorithm) -> dict[str, Problem]:
         return {"a mixture of the clients' losses": QuadraticMixture(clients=5)}
     if method.family == "composition":
         return {"a composition": LinearMAML(clients=5, d=3, samples=6)}
+    if method.family == "bilevel":
+        return {"a bilevel problem": QuadraticBilevel(clients=5)}
     if method.family == "minimisation":
         return {"a problem without y": _LeastSquares()}
     mixture: dict[str, Problem] = {
@@ -530,6 +533,10 @@ DERIVATIVE_CHECKS: dict[str, list[Check]] = {
     "composition": [
         ("Jacobians agree with finite differences of inner", partial(_derivatives, "inner")),
         ("outer gradients agree with finite differences of outer", partial(_derivatives, "outer")),
+    ],
+    "bilevel": [
+        ("gradients agree with finite differences of upper", partial(_derivatives, "upper")),
+        ("gradients agree with finite differences of lower", partial(_derivatives, "lower")),
     ],
 }
 PROBLEM_CHECKS: list[Check] = [

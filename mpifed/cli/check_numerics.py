@@ -38,7 +38,7 @@ ROWS = 4
 #: Maximum number of coordinates of points and values that are compared, and number of pairs of points.
 COORDINATES, PAIRS = 32, 10
 #: Function of one client → its analytic derivative.
-ANALYTIC = {"loss": "gradients", "inner": "jacobian", "outer": "outer_gradient"}
+ANALYTIC = {"loss": "gradients", "inner": "jacobian", "outer": "outer_gradient", "upper": "", "lower": ""}
 
 Vector = torch.Tensor
 
@@ -57,7 +57,7 @@ def probe_of(problem: Problem, client: int, dtype: torch.dtype = torch.float64) 
 
 
 def compare_derivatives(name: str, probe: Probe) -> None:
-    """Compare the derivatives of ``loss``, ``inner`` or ``outer`` with finite differences.
+    """Compare the derivatives of a function of one client, such as ``loss``, with finite differences.
 
     The derivatives are analytic if the problem defines them, otherwise computed by autograd. The value that
     an analytic Jacobian returns is compared with ``inner``, too.

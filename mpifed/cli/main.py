@@ -85,7 +85,7 @@ class _Commands(click.Group):
 @click.option("--traceback", "whole", is_flag=True, help="Print the whole traceback of an error.")
 @click.pass_context
 def cli(context, whole):
-    """Federated minimax, variational-inequality and compositional optimisation.
+    """Federated minimax, variational-inequality, compositional and bilevel optimisation.
 
     \b
     mpifed selftest                    test the installation

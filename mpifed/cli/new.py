@@ -23,6 +23,7 @@ _PAIRS = {
     "minimisation": ("FedAvg", "Classification"),
     "operator": ("LESGD", "AffineGame"),
     "composition": ("MFCGD", "LinearMAML"),
+    "bilevel": ("SimFBO", "QuadraticBilevel"),
 }
 _HEAD = """\
 # Lines that begin with # are defaults and examples. `mpifed info run` explains the settings of a section.

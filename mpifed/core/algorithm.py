@@ -128,7 +128,8 @@ class Now:
 class Algorithm:
     """Base class of methods, which are frozen dataclasses of hyperparameters."""
 
-    #: Problem family: "minimax" (with or without y), "minimisation" (without y), "operator" or "composition".
+    #: Problem family: "minimax" (with or without y), "minimisation" (without y), "operator", "composition" or
+    #: "bilevel".
     family: ClassVar[str] = "minimax"
     #: Sources of the method, and their keys in the bibliography.
     source: ClassVar[str] = ""

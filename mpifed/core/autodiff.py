@@ -226,6 +226,42 @@ class Gradients:
         named = self._views(rows)
         return self._differentiate(named, self._evaluate(self._vectorised, named, batch), count)
 
+    def products(
+        self, point: Sequence[torch.Tensor], v: torch.Tensor, batch: tuple, count: int | None = None
+    ) -> torch.Tensor:
+        """Return the products of the second derivatives in (x, y) and y with v, ``[C, dx + dy]``.
+
+        The gradient in y is differentiated once more, in one reverse pass for both blocks.
+
+        Args:
+            point: x and y, ``[C, d]`` or ``[d]``.
+            v: vector of the size of y, ``[C, dy]`` or ``[dy]``.
+            batch: the minibatches, with the client axis if ``count`` is given.
+            count: number of clients C; ``None`` for one client without a client axis.
+        """
+        if count is None:
+            rows, loss = [block.reshape(-1) for block in point], self._loss
+        else:
+            rows = [block.expand(count, -1).contiguous() for block in point]
+            loss, v = self._vectorised, v.expand(count, -1)
+        named = self._views(rows)
+        value = self._evaluate(loss, named, batch)
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(
+                value,
+                list(named[1].values()),
+                torch.ones_like(value),
+                create_graph=True,
+                materialize_grads=True,
+            )
+            slope = torch.cat([part.reshape(count or 1, -1) for part in slopes], dim=1)
+            along = (slope * v).sum()
+        leaves = [leaf for block in named for leaf in block.values()]
+        if not along.requires_grad:  # the gradient in y is constant
+            return torch.cat([torch.zeros_like(leaf).reshape(count or 1, -1) for leaf in leaves], dim=1)
+        parts = torch.autograd.grad(along, leaves, materialize_grads=True)
+        return torch.cat([part.reshape(count or 1, -1) for part in parts], dim=1)
+
     def _evaluate(self, loss: Callable, named: list[dict[str, torch.Tensor]], batch: tuple) -> torch.Tensor:
         before = torch.is_grad_enabled()
         torch.set_grad_enabled(True)

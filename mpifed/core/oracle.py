@@ -9,7 +9,7 @@ Full-batch gradients are not, because the shapes of full batches vary.
 sample again after others uses its number, ``oracle.sample(number=k)``.
 
 ``calls`` counts evaluations of a client at a sample. A pair of gradients in x and y is one call, and so is an
-inner value with or without its Jacobian.
+inner value with or without its Jacobian, or a pair of products with second derivatives.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from torch.utils._pytree import tree_map
 from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independent, vectorised
 from mpifed.core.device import to_device
-from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
+from mpifed.core.problem import Bilevel, Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler, with_augmentation, with_dropout_words
 from mpifed.core.streams import key
 
 __all__ = [
+    "BilevelOracle",
     "CompositionOracle",
     "EVALUATIONS",
     "MinimaxOracle",
@@ -98,7 +99,8 @@ class Oracle:
 
         Args:
             size: number of rows of the minibatch; default: the job's batch size.
-            of: "g" or "f", the function of a composition for which the sample is drawn.
+            of: "g" or "f", the function of a composition (inner, outer) or of a bilevel problem (lower,
+                upper) for which the sample is drawn.
             number: return sample 0, 1, ... of the round instead of the next sample. The same number gives the
                 same sample.
             round: with ``number``, the round of the sample; default: the current round.
@@ -493,10 +495,89 @@ class CompositionOracle(Oracle):
         return self._clipped(value if xi.noise is None else value + self._noise(xi.noise)[2])[0]
 
 
-ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}
+class BilevelOracle(Oracle):
+    """Oracle of ∇f_n, of ∇_y g_n, and of products of the second derivatives of g_n with a vector.
+
+    No matrix is formed: one reverse pass through ∇_y g_n gives both products. Gradients are clipped; products
+    are not.
+    """
+
+    problem: Bilevel
+
+    def __init__(self, problem: Bilevel, sampler: Sampler, batched: bool, evaluation=PLAIN):
+        super().__init__(problem, sampler, batched, evaluation)
+        self._upper = Gradients(self._with_options(problem.upper), self.blocks)
+        self._lower = Gradients(self._with_options(problem.lower), self.blocks)
+        self._split = tuple(self.blocks.sizes.values())
+
+    @staticmethod
+    def noise_width(problem: Problem) -> int:
+        """Return the size of the noise of ∇f, ∇_y g, and the products."""
+        dx, dy = problem.variables().sizes.values()
+        return 2 * dx + 3 * dy
+
+    def _gradients(
+        self, of: Gradients, point: tuple[torch.Tensor, ...], xi: Sample
+    ) -> Sequence[torch.Tensor]:
+        """Return the gradients in x and y without noise, ``[C, dx]`` and ``[C, dy]``."""
+        self._count_call()
+        if xi.is_full_batch:
+            value = self._stack_over_clients(lambda x, y, batch: of.single((x, y), batch)[0], *point)
+        elif self.batched:
+            value = of.several(point, xi.loss_input, self._count)
+        else:
+            value = of.single(point, xi.single_loss_input)
+        return [*torch.split_with_sizes(value, self._split, 1)]
+
+    def upper_grad(self, x: torch.Tensor, y: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ∇_x f_n(x, y; ξ) ``[C, dx]`` and ∇_y f_n(x, y; ξ) ``[C, dy]``."""
+        gradients = self._gradients(self._upper, (x, y), xi)
+        if xi.noise is not None:
+            gradients = [g + noise for g, noise in zip(gradients, self._noise(xi.noise))]
+        gx, gy = self._clipped(*gradients)
+        return gx, gy
+
+    def lower_grad(self, x: torch.Tensor, y: torch.Tensor, zeta: Sample) -> torch.Tensor:
+        """Return ∇_y g_n(x, y; ζ), ``[C, dy]``."""
+        value = self._gradients(self._lower, (x, y), zeta)[1]
+        return self._clipped(value if zeta.noise is None else value + self._noise(zeta.noise)[2])[0]
+
+    def lower_products(
+        self, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor, zeta: Sample
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ∇²_xy g_n(x, y; ζ) v ``[C, dx]`` and ∇²_yy g_n(x, y; ζ) v ``[C, dy]``, for v ``[C, dy]`` or
+        ``[dy]``."""
+        self._count_call()
+        if zeta.is_full_batch:
+            value = self._stack_over_clients(self._products_of_client, x, y, v)
+        else:
+            batch = zeta.loss_input if self.batched else zeta.single_loss_input
+            value = self._lower.products((x, y), v, batch, self._count if self.batched else None)
+        products = [*torch.split_with_sizes(value, self._split, 1)]
+        if zeta.noise is not None:
+            products = [p + noise for p, noise in zip(products, self._noise(zeta.noise)[3:])]
+        return products[0], products[1]
+
+    def _products_of_client(self, x, y, v, batch):
+        return self._lower.products((x, y), v, batch)[0]
+
+    def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dx, dy = self._split
+        return noise.split((dx, dy, dy, dx, dy), dim=-1)
+
+
+ORACLES = {
+    "minimax": MinimaxOracle,
+    "operator": OperatorOracle,
+    "composition": CompositionOracle,
+    "bilevel": BilevelOracle,
+}
 #: Problem family → evaluation of all derivatives of a client's step.
 EVALUATIONS: dict[str, Callable[..., Any]] = {
     "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
     "operator": lambda oracle, z, xi: oracle.operator(z, xi),
     "composition": lambda oracle, x, xi: oracle.grad_f(oracle.g_and_jacobian(x, xi)[0], xi),
-}
+    "bilevel": lambda oracle, x, y, xi: (
+        *oracle.upper_grad(x, y, xi), *oracle.lower_products(x, y, oracle.lower_grad(x, y, xi), xi)
+    ),
+}  # fmt: skip

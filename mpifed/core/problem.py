@@ -11,6 +11,8 @@ Minimax       min over x, max over y of a loss          ``loss`` or ``gradients`
 Minimisation  min over x of a loss                      ``loss`` or ``gradients``
 Operator      a variational inequality in z             ``operator``
 Composition   min over x of outer(inner(x))             ``inner_size``, ``inner``, ``outer``
+Bilevel       min over x of upper(x, y*(x)), where      ``upper``, ``lower``
+              y*(x) minimises lower(x, y)
 ============  ========================================  ===================================================
 
 A problem gets its samples in one of two ways, not both: ``client_data`` returns the rows from which
@@ -18,10 +20,11 @@ minibatches are drawn, or ``draw`` generates samples. Functions take one argumen
 has no block y, the loss is ``loss(x, batch)``.
 
 Shapes: C is the number of clients that are evaluated together, d is the size of a block, b is the number of
-rows of a minibatch. Losses that autograd differentiates (``loss``, ``inner``, ``outer``) are called for *one*
-client with named parameters and a batch ``[b, ...]``. Analytic derivatives (``gradients``, ``operator``,
-``jacobian``, ``outer_gradient``) are called for *all* C clients with batches ``[C, b, ...]`` and flat blocks.
-Either all blocks are ``[C, d]``, or all blocks are ``[d]`` and are shared by the clients.
+rows of a minibatch. Functions that autograd differentiates (``loss``, ``inner``, ``outer``, ``upper``,
+``lower``) are called for *one* client with named parameters and a batch ``[b, ...]``. Analytic derivatives
+(``gradients``, ``operator``, ``jacobian``, ``outer_gradient``) are called for *all* C clients with batches
+``[C, b, ...]`` and flat blocks. Either all blocks are ``[C, d]``, or all blocks are ``[d]`` and are shared by
+the clients.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from mpifed.core.streams import Stream, generator
 
 __all__ = [
     "Batch",
+    "Bilevel",
     "Composition",
     "DataFile",
     "Game",
@@ -50,6 +54,7 @@ __all__ = [
     "as_family",
     "defines",
     "is_analytic",
+    "network_block",
     "network_constants",
     "network_parameters",
     "starting_point",
@@ -86,7 +91,7 @@ class Problem:
     Every problem has the setting ``clients``, the number N of clients. Clients are numbered 0 .. N-1.
     """
 
-    #: The problem family: "minimax", "operator" or "composition".
+    #: The problem family: "minimax", "operator", "composition" or "bilevel".
     family: ClassVar[str]
     #: The combinations of blocks that a problem of the family may have, each in order.
     layouts: ClassVar[tuple[tuple[str, ...], ...]]
@@ -107,8 +112,9 @@ class Problem:
     #: that clients have projected is then not the projection of the average, so that methods that project at
     #: the clients solve another problem and are refused (:attr:`Algorithm.projects`).
     separate_coordinates: ClassVar[bool] = False
-    #: Names and shapes of the parameters of x that belong to a neural network, the setting ``model``
-    #: (``Network`` in ``mpifed.models.base``). Known once the problem is prepared; empty without a network.
+    #: Names and shapes of the parameters that belong to a neural network, the setting ``model``
+    #: (``Network`` in ``mpifed.models.base``). They are in x, or in y of a bilevel problem. Known once the
+    #: problem is prepared; empty without a network.
     network: Mapping[str, tuple[int, ...]] = {}
     #: The data files that :meth:`prepare` has read, by name. All ranks must have read the same files.
     files: dict[str, DataFile] = {}
@@ -445,6 +451,44 @@ class Composition(Problem):
     outer_gradient: ClassVar[Callable[..., Any] | None] = None
 
 
+class Bilevel(Problem):
+    """min_x (1/N) Σ_n f_n(x, y*(x)), where y*(x) minimises (1/N) Σ_n g_n(x, y) (Tarzanagh et al. 2022).
+
+    f_n is the upper and g_n the lower function of client n, and the mean of the g_n is strongly convex in y.
+    Define both; autograd differentiates them. A row of :meth:`client_data` has what both functions need, for
+    example a sample for validation and one for training. Example: the weight of a regulariser::
+
+        @dataclass
+        class Ridge(Bilevel):
+            clients: int = 4
+
+            def variables(self):
+                return Blocks(x={"log_weight": (1,)}, y={"w": (5,)})
+
+            def client_data(self, client):
+                rows = generator(0, "rows", client).standard_normal((20, 12))
+                return torch.from_numpy(rows[:, :6]), torch.from_numpy(rows[:, 6:])
+
+            def upper(self, x, y, batch):
+                return ((batch[0][:, :5] @ y["w"] - batch[0][:, 5]) ** 2).mean()
+
+            def lower(self, x, y, batch):
+                error = ((batch[1][:, :5] @ y["w"] - batch[1][:, 5]) ** 2).mean()
+                return error + (x["log_weight"].exp() * y["w"] ** 2).sum()
+    """
+
+    family = "bilevel"
+    layouts = (("x", "y"),)
+
+    def upper(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
+        """Compute f_n(x, y; ξ), a scalar, for a batch ξ of client n. Must be a pure function."""
+        raise ContractError(f"{type(self).__name__} must define upper()")
+
+    def lower(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
+        """Compute g_n(x, y; ζ), a scalar, for a batch ζ of client n. Must be a pure function."""
+        raise ContractError(f"{type(self).__name__} must define lower()")
+
+
 #: Functions of the base classes that subclasses must define and that only raise an error here.
 _STUBS = (
     Problem.variables,
@@ -454,6 +498,8 @@ _STUBS = (
     Operator.operator,
     Composition.inner,
     Composition.outer,
+    Bilevel.upper,
+    Bilevel.lower,
 )
 
 
@@ -552,12 +598,17 @@ def starting_point(problem: Problem, dtype, device="cpu") -> list[torch.Tensor]:
     ]
 
 
+def network_block(problem: Problem) -> str:
+    """Return the block of a problem's network: y, the variables of the lower problem, if it is bilevel."""
+    return "y" if problem.family == "bilevel" else "x"
+
+
 def network_parameters(problem: Problem) -> dict[str, tuple[str, str]]:
     """Return the block of each parameter of a problem's network and its name there; empty without a network.
 
-    The block is x, or z for a :class:`Game`.
+    The block is x, z for a :class:`Game`, or y for a bilevel problem.
     """
-    block, prefix = ("z", "x.") if isinstance(problem, Game) else ("x", "")
+    block, prefix = ("z", "x.") if isinstance(problem, Game) else (network_block(problem), "")
     return {name: (block, prefix + name) for name in problem.network}
 
 

@@ -20,7 +20,7 @@ import torch
 from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.problem import Problem, as_family, defines, is_analytic, starting_point
+from mpifed.core.problem import Problem, as_family, defines, is_analytic, network_block, starting_point
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sampling import SampleWords
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
@@ -46,7 +46,13 @@ RECORDS = {
     Adaptive: ("shared",),
 }
 #: Family → the blocks whose averages a method may return.
-BLOCKS = {"minimax": ("x", "y"), "minimisation": ("x",), "operator": ("z",), "composition": ("x",)}
+BLOCKS = {
+    "minimax": ("x", "y"),
+    "minimisation": ("x",),
+    "operator": ("z",),
+    "composition": ("x",),
+    "bilevel": ("x", "y"),
+}
 
 
 def called(function: Callable) -> str:
@@ -168,16 +174,19 @@ def _shared(method: Algorithm) -> Iterator[str]:
 ROWS = 2
 #: Number of samples that are drawn; differs from the number of clients, so that swapped axes are found.
 COUNT = 3
-#: Family → functions of a problem, and the function of a composition whose samples they get.
+#: Family → functions of a problem, and the value of ``stream.of`` for the samples that they get.
 FUNCTIONS: dict[str, dict[str, str]] = {
     "minimax": {"loss": "", "gradients": ""},
     "operator": {"operator": ""},
     "composition": {"inner": "g", "jacobian": "g", "outer": "f", "outer_gradient": "f"},
+    "bilevel": {"upper": "f", "lower": "g"},
 }
 #: Functions that a problem must define, unless it defines the alternative.
-REQUIRED = {"loss": "gradients", "operator": "", "inner": "", "outer": "outer_gradient"}
+REQUIRED = {
+    "loss": "gradients", "operator": "", "inner": "", "outer": "outer_gradient", "upper": "", "lower": "",
+}  # fmt: skip
 #: Functions of one client.
-SINGLE = ("loss", "inner", "outer")
+SINGLE = ("loss", "inner", "outer", "upper", "lower")
 
 
 def samples_of(problem: Problem) -> tuple[str, ...]:
@@ -268,6 +277,8 @@ class Probe:
             "jacobian": {"u": [count, p], "J": [count, p, *sizes]},
             "outer": {"": []},
             "outer_gradient": {"": [count, p]},
+            "upper": {"": []},
+            "lower": {"": []},
         }
         for name in FUNCTIONS[self.problem.family]:
             is_required = name in REQUIRED and not defines(self.problem, REQUIRED[name])
@@ -327,8 +338,12 @@ def _blocks(problem: Problem) -> Iterator[str]:
             if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", "."):
                 yield f"variables() has a parameter {short_repr(name)} in {block!r}: expected text without /"
     for name, shape in problem.network.items():
-        if (found := blocks.get("x", {}).get(name)) != tuple(shape):
-            yield f"network has {name!r} of shape {tuple(shape)}, but in block x of variables() it is {found}"
+        block = network_block(problem)
+        if (found := blocks.get(block, {}).get(name)) != tuple(shape):
+            yield (
+                f"network has {name!r} of shape {tuple(shape)}, but in block {block} of variables() it is "
+                f"{found}"
+            )
     if problem.test_rows and not defines(problem, "predict"):
         yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
 

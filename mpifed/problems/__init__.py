@@ -1,7 +1,9 @@
 """Built-in problems."""
 
 from mpifed.problems.affine_shift import AffineShift
+from mpifed.problems.bilevel import QuadraticBilevel
 from mpifed.problems.classification import Classification
+from mpifed.problems.data_cleaning import DataCleaning
 from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.fair import FairClassification
@@ -47,6 +49,8 @@ PROBLEMS = {
         FiniteMax,
         SoftplusSaddle,
         MSPBE,
+        QuadraticBilevel,
+        DataCleaning,
     )
 }
 

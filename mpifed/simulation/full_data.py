@@ -57,7 +57,7 @@ class FullData:
         weights: weights of all clients, ``[N]``; ``None`` if they are equal.
 
     Raises:
-        CollectiveError: the problem is a composition, or generates its samples.
+        CollectiveError: the problem is a composition or bilevel, or generates its samples.
     """
 
     def __init__(self, simulation: Simulation):
@@ -67,8 +67,9 @@ class FullData:
         self._sampler = rounds.executor.sampler.copy()
         name = type(self.problem).__name__
         with collective_errors(self.comm, ValueError):
-            if self.problem.family == "composition":
-                raise ContractError(f"{name} is a composition: expected a minimax problem or an operator")
+            if self.problem.family not in ("minimax", "operator"):
+                family = self.problem.family
+                raise ContractError(f"{name} has the family {family!r}: expected minimax or operator")
             if self._sampler.generates_samples:
                 raise ContractError(f"{name} generates its samples: expected a problem with client_data")
         self.clients, self.weights = rounds.hosted, rounds.coordinator.participants.base

@@ -246,6 +246,11 @@ class SimulationSettings(Strict, BaseModel):
                     f"run.{option} = {value!r} is for losses differentiated by autograd, but {name} has "
                     f"analytic gradients: expected run.{option} = 'none'"
                 )
+        if problem.family == "bilevel" and self.run.compile != "none":
+            raise ValueError(
+                f"run.compile = {self.run.compile!r} does not support second derivatives, which bilevel "
+                "methods use: expected 'none'"
+            )
         if self.measures and (error := self._measures_error()):
             raise ValueError(f"measures.of = {list(self.measures.of)}: {error}")
         return self

@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 and equations (58) and (76) of Zhang & Gao n.d. on minimax problems with heavy-tailed noise.
+"""Zhang & Gao n.d., Theorems 1 and 2 and equations (58) and (76): minimax problems with heavy-tailed noise.
 
 Constants:
 

@@ -18,8 +18,9 @@ from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
+from levels import Levels, levels_at
 from mixtures import LogCosh, losses_of
-from reference import agnostic, clipping, cross_device, memory, plain_training, proxskip, variates
+from reference import agnostic, bilevel, clipping, cross_device, memory, plain_training, proxskip, variates
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
@@ -48,6 +49,7 @@ from mpifed.algorithms import (
     FedExP,
     FedGDAGT,
     FedNest,
+    FedNestBilevel,
     FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
@@ -58,6 +60,7 @@ from mpifed.algorithms import (
     FedVARP,
     KGTMinimax,
     LFedNest,
+    LFedNestBilevel,
     LocalAMSGrad,
     LocalMOML,
     LocalSCGD,
@@ -69,6 +72,8 @@ from mpifed.algorithms import (
     MomentumLocalSGDAPlus,
     ProxSkipLSVRGDAFL,
     ProxSkipVIPFL,
+    ShroFBO,
+    SimFBO,
 )
 from mpifed.core.noise import Gaussian
 from mpifed.core.participation import Participation
@@ -185,6 +190,14 @@ def on_mixture(reference, cohorts, weights, /, **settings):
     return reference(*losses, *start_of(problem, SEED), cohorts, weights, **settings)
 
 
+def on_levels(reference, cohorts, weights, /, **settings):
+    problem = prepared(Levels(clients=CLIENTS))
+    start = problem.initial(generator(SEED, "initial"))
+    return reference(
+        levels_at(problem, SEED, BATCH, NOISE), start["x"], start["y"], cohorts, weights, **settings
+    )
+
+
 free = cross_device.free
 MINIMAX = Family(
     Game,
@@ -209,6 +222,7 @@ CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
 
+LEVELS = Family(Levels, on_levels, Levels, {})
 MIXTURE = Family(
     LogCosh, on_mixture, lambda clients: LogCosh(clients=clients, set_x=X), {"project_x": X}, noise=None
 )
@@ -237,7 +251,8 @@ class Case:
         """Return the points after every round, ``[rounds, d]``, by plain loops."""
         settings = self.settings | self.theirs
         new = settings.pop("fresh_cohort", False)
-        numbers = range(settings.get("T", 1) + 1 if new else 1)
+        calls = settings.get("T", 1) + 1 + ("J" in settings)  # a series has a cohort, too
+        numbers = range(calls if new else 1)
         cohorts = cohorts or [
             [Cohort.sample(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in numbers]
             for r in range(1, ROUNDS + 1)
@@ -310,6 +325,21 @@ def composition(name, cls, reference, settings, sets=False, family=CHAIN):
     if settings.get("eta") is FALLING:
         theirs = {"eta": lambda t: 0.09 / (1 + t) ** 0.6}
     return {name: Case(family, cls, reference, settings, theirs, True, sets)}
+
+
+def simfbo(name, cls, **settings):
+    """Unequal numbers of steps are a list in the reference."""
+    rates = dict(eta_x=0.04, eta_y=0.06, eta_z=0.05, gamma_x=0.03, gamma_y=0.04, gamma_z=0.06)
+    tau = settings["tau"]
+    theirs = {"tau": [tau] * CLIENTS if isinstance(tau, int) else tau, "normalized": cls is ShroFBO}
+    return {name: Case(LEVELS, cls, bilevel.simfbo, rates | settings, theirs, True)}
+
+
+def series(name, cls, settings):
+    settings = dict(T=2, tau=2, alpha=0.04, beta=0.06, J=2, ell=0.2) | settings
+    theirs = dict(inner="sgd", outer="sgd", separate=True) if cls is LFedNestBilevel else {}
+    theirs["term"] = lambda r: drawn.term(SEED, r, settings["J"])
+    return {name: Case(LEVELS, cls, bilevel.fednest, settings, theirs, True)}
 
 
 def proxskips(name, cls, settings, family=OPERATOR, resumed=True):
@@ -557,6 +587,14 @@ CASES = {
         "LocalSCGD own u", LocalSCGD, composed.local_scgdm, dict(p=1, eta=0.05, beta=0.4,
         average_inner=False), True
     ),
+    **simfbo("SimFBO", SimFBO, tau=TAU),
+    **simfbo("SimFBO in a ball", SimFBO, tau=3, radius=0.2),
+    **simfbo("ShroFBO", ShroFBO, tau=TAU),
+    **series("FedNestBilevel", FedNestBilevel, {}),
+    **series("FedNestBilevel one term", FedNestBilevel, dict(T=1, J=4, truncation="random")),
+    **series("FedNestBilevel new cohorts", FedNestBilevel, dict(fresh_cohort=True, tau_outer=3, J=0)),
+    **series("FedNestBilevel sgd", FedNestBilevel, dict(outer="sgd")),
+    **series("LFedNestBilevel", LFedNestBilevel, {}),
     **{
         key: case
         for name, options in {

@@ -39,6 +39,11 @@ def snapshot(seed: int, r: int, tau: int, client: int | None = None) -> int:
     return 1 + int(uniform * tau) if client is None else int(uniform * (tau - 1))
 
 
+def term(seed: int, r: int, J: int) -> int:
+    """Return the number of the term of the series of FedNest, from 0 to ``J``."""
+    return int(Stream(seed, "method/length of the series", round=r).uniform().item() * (J + 1))
+
+
 def coin(seed: int, client: int, r: int, j: int) -> float:
     """Return the uniform number of step ``j`` of round ``r`` that decides on a client's reference point."""
     return Stream(seed, "method/refresh", [client], r, first=j).uniform().item()

@@ -17,6 +17,9 @@ NEST = dict(T=2, tau=2, alpha=0.01, beta=0.01)
 RATES = dict(eta_x=0.01, eta_y=0.01)
 NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 
+BILEVEL = dict(tau=2, eta_x=0.01, eta_y=0.01, eta_z=0.01, gamma_x=0.01, gamma_y=0.01, gamma_z=0.01)
+SERIES = dict(J=2, ell=0.1, **NEST)
+
 #: Method → settings, and settings that make its steps zero, if any.
 METHODS = {
     "FGDA": (dict(q=2, gamma=0.01, lam=0.01), dict(gamma=0, lam=0)),
@@ -83,6 +86,10 @@ METHODS = {
     "FATClipping": (dict(lam=0.5, per="round", **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "Bi2Clip": (dict(K=2, eta=0.01, u=0.5, u_g=0.1, d=0.01), dict(eta_g=0)),
     "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), None),
+    "SimFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
+    "ShroFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
+    "FedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
+    "LFedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
     "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), None),
 }
 
@@ -131,6 +138,8 @@ SETTINGS = {
     "FiniteMax": dict(clients=3, d=4),
     "SoftplusSaddle": dict(clients=3, dx=3, dy=2, samples=4),
     "MSPBE": dict(clients=3, d=3, states=8, samples=12),
+    "QuadraticBilevel": dict(clients=3),
+    "DataCleaning": dict(clients=3, dataset="digits", model="linear"),
 }
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}

@@ -15,7 +15,7 @@ from games import Game, configuration
 
 import mpifed.core.autodiff as autodiff
 from mpifed import Blocks, Minimax, resume, run
-from mpifed.algorithms import LocalSGDA
+from mpifed.algorithms import ALGORITHMS, LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import ORACLES
@@ -27,11 +27,16 @@ from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 ROUNDING = 2.0**-9  # of bfloat16, relative
-DIFFERENTIATED = [name for name in PROBLEMS if not is_analytic(problem(name))]
+BILEVEL = {name for name, cls in {**PROBLEMS, **ALGORITHMS}.items() if cls.family == "bilevel"}
+DIFFERENTIATED = [name for name in PROBLEMS if name not in BILEVEL and not is_analytic(problem(name))]
 #: Each of these problems with one method, and each method on a small problem.
 SMALL = ("DeepAUC", "LinearMAML", "Classification", "ClientMixture")
 CASES = [next(pair for pair in FITTING if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
-CASES += [next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL) for name in METHODS]
+CASES += [
+    next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL)
+    for name in METHODS
+    if name not in BILEVEL
+]
 
 
 @pytest.fixture
@@ -71,12 +76,17 @@ def test_state_stays_float32_under_autocast(names, group):
     assert not torch.equal(found, plain), "products were in float32"
 
 
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in DIFFERENTIATED])
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in {*DIFFERENTIATED, *BILEVEL}])
 @pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
 def test_analytic_gradients_are_rejected(name, option):
     names = next(pair for pair in FITTING if pair[1] == name)
     with pytest.raises(ConfigError, match=f"but {name} has analytic gradients: expected run.* = 'none'"):
         final(names, **option)
+
+
+def test_second_derivatives_are_not_compiled():
+    with pytest.raises(ConfigError, match="run.compile = 'default' does not support second derivatives"):
+        final(("SimFBO", "QuadraticBilevel"), compile="default")
 
 
 def gradients(way: Evaluation, batched: bool) -> torch.Tensor:

@@ -3,10 +3,12 @@
 A steady round is the third, with all clients: fields that have not been written since are not sent again.
 """
 
+import levels
 import pytest
 from baselines import Half
 from fields import Chain, P
 from games import DX, DY, Game, configuration
+from levels import Levels
 from mixtures import LogCosh
 
 from mpifed.algorithms import (
@@ -45,6 +47,7 @@ from mpifed.algorithms import (
     FedGDAGT,
     FedMuonDA,
     FedNest,
+    FedNestBilevel,
     FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
@@ -58,6 +61,7 @@ from mpifed.algorithms import (
     FedVARP,
     KGTMinimax,
     LFedNest,
+    LFedNestBilevel,
     LocalAdaSEG,
     LocalAMSGrad,
     LocalDualExtrapolation,
@@ -72,6 +76,8 @@ from mpifed.algorithms import (
     MomentumLocalSGDAPlus,
     ProxSkipLSVRGDAFL,
     ProxSkipVIPFL,
+    ShroFBO,
+    SimFBO,
     SmoothedGDA,
 )
 from mpifed.parallel.comm import SerialComm
@@ -89,6 +95,9 @@ LOCAL = dict(K=K, eta=0.01)
 CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
 SKIP = dict(gamma=0.01, p=1 / K, period="fixed")
 NEST = dict(tau=K, alpha=0.01, beta=0.01)
+
+LX, LY = levels.DX, levels.DY
+ALL_RATES = dict(eta_z=0.01, gamma_x=0.01, gamma_y=0.01, gamma_z=0.01, **RATES)
 
 #: Method, problem, elements up, elements down, phases, calls; a comment if a paper counts otherwise.
 COSTS = {
@@ -211,6 +220,16 @@ COSTS = {
     "Bi2Clip": (Bi2Clip(u=0.5, u_g=0.1, **LOCAL), Half, X, X, 1, K),
     "LocalAdaSEG": (LocalAdaSEG(K=K, G_0=1.0, D=0.1), Game, D + 1, D, 1, 2 * K),
     "ProxSkipVIPFL": (ProxSkipVIPFL(**SKIP), Game, D, D, 1, K),
+    # Per step ∇f, ∇_y g and a pair of products.
+    "SimFBO": (SimFBO(tau=K, **ALL_RATES), Levels, LX + 2 * LY, LX + 2 * LY, 1, 3 * K),
+    "ShroFBO": (ShroFBO(tau=K, **ALL_RATES), Levels, LX + 2 * LY, LX + 2 * LY, 1, 3 * K),
+    "FedNestBilevel": (
+        FedNestBilevel(T=2, J=2, ell=0.1, **NEST), Levels, 7 * LY + 2 * LX, 7 * LY + 2 * LX, 9,
+        2 * (1 + 2 * K) + 3 + 2 * (1 + 2 * K),
+    ),
+    "LFedNestBilevel": (
+        LFedNestBilevel(T=2, J=2, ell=0.1, **NEST), Levels, 2 * LY + LX, 2 * LY + LX, 3, 4 * K + 3,
+    ),
     # A new reference point in every step.
     "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
 }  # fmt: skip
