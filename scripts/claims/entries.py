@@ -22,7 +22,7 @@ from mpifed.theory import THEOREMS
 
 SECTIONS = ("claim", "experiment", "paper", "page")
 #: Names of pages, with the folders of their figures.
-PAGES = {"experiments": "papers", "theory_experiments": "theory"}
+PAGES = {"experiments": "papers", "theory_experiments": "theory_experiments"}
 STATISTICS = ("final", "best", "mean", "slope", "rounds_to", "calls_to", "bytes_to")
 SCALES = ("linear", "log")
 GROWS = {"rising": False, "falling": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,6 +88,16 @@ class Section:
         return Judged(claim, judgements, verdict(*judgements.values()))
 
     @property
+    def runs(self) -> int:
+        """Number of finished runs."""
+        return sum(len(one.runs) for panel in self.panels for one in panel.settings)
+
+    @property
+    def seconds(self) -> float:
+        """Total wall time of the rounds of all runs."""
+        return sum(panel.seconds for panel in self.panels)
+
+    @property
     def methods(self) -> list[str]:
         """The methods with runs."""
         return list(dict.fromkeys(one.name for panel in self.panels for one in panel.settings))
@@ -153,7 +164,7 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
     }
     template = Path(__file__).with_name(f"{book.page}.md.jinja").read_text()
     text = environment.from_string(template).render(
-        book=book, papers={key: own for key, own in papers.items() if own}, parts=parts, source=source
+        book=book, papers={key: own for key, own in papers.items() if own}, parts=parts, counts=counts(parts), source=source
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{book.page}.md"
@@ -229,6 +240,12 @@ def cell(text: str) -> str:
 def slug(heading: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
+
+
+def counts(parts: Sequence[Section]) -> str:
+    """Return the number of claims by verdict as text."""
+    words = Counter(one.verdict.word for part in parts for one in part.claims)
+    return ", ".join(f"{number} {word}" for word, number in words.most_common())
 
 
 def summary(parts: Sequence[Section]) -> list[str]:
