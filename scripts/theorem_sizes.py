@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the table of docs/theory.md that says from which size on the bounds of minimax theorems speak.
 
-For each theorem with constants: its bound with its step sizes, the measured value of the bounded quantity, the
-value at the starting point, and the number of rounds from which the bound is below that value. The problems
-are QuadraticNCPL and TwoSidedPL with equal clients, whose constants are known.
+For each theorem with constants: its bound with its step sizes, the measured value of the bounded quantity,
+the value at the starting point, and the number of rounds from which the bound is below that value. The
+problems are QuadraticNCPL and TwoSidedPL with equal clients, whose constants are known.
 """
 
 from __future__ import annotations
@@ -72,16 +72,19 @@ def quadratic() -> list[str]:
 
     x, y = path({"name": "FGDA", "q": 1, "gamma": 0.0, "lam": 0.0}, table)[0]
     floor, top = problem.phi(problem.solution()[0].numpy()), problem.phi(x)
-    gap, inner, sigma, ell = top - floor, top - value(x, y), SCALE * (dx + problem.dy) ** 0.5, problem.ell_clients
+    gap, inner, sigma, ell = (
+        top - floor,
+        top - value(x, y),
+        SCALE * (dx + problem.dy) ** 0.5,
+        problem.ell_clients,
+    )
     common = dict(L=ell, mu=problem.mu, sigma=sigma, gap=gap, inner=inner)
 
     def slope(points) -> float:
         return float(np.mean([np.linalg.norm(problem.grad_phi(x)) for x, _ in points]))
 
     def fgda(T: float) -> Prescription:
-        return prescribe(
-            "huang-2024-2", **common, delta_x=0.0, delta_y=0.0, K=CLIENTS, q=STEPS, T=STEPS * T
-        )
+        return prescribe("huang-2024-2", **common, delta_x=0.0, delta_y=0.0, K=CLIENTS, q=STEPS, T=STEPS * T)
 
     def normalised(T: float) -> Prescription:
         return prescribe("zhang-gao-58", **common, s=2, N=CLIENTS, p=STEPS, T=T)
@@ -102,7 +105,8 @@ def quadratic() -> list[str]:
 
     def smoothed(T: float) -> Prescription:
         return prescribe(
-            "shen-3.1", l=ell, mu=problem.mu, sigma=sigma, sigma_G=0.0, K=STEPS, T=T, M=CLIENTS, m=CLIENTS, Delta=Delta
+            "shen-3.1", l=ell, mu=problem.mu, sigma=sigma, sigma_G=0.0, K=STEPS, T=T, M=CLIENTS, m=CLIENTS,
+            Delta=Delta,
         )  # fmt: skip
 
     def stationarity(points) -> float:
@@ -114,7 +118,7 @@ def quadratic() -> list[str]:
 
 
 def two_sided() -> str:
-    """Return the row of Theorem 3.5 of Shen et al.; Φ(x) = ‖x‖² and min Φ = 0. μ_x < μ_y, so x and y change places."""
+    """Return the row of Theorem 3.5 of Shen et al. Since μ_x < μ_y, x and y change places."""
     problem = TwoSidedPL(clients=CLIENTS, shift=0.0)
     table = {"name": "TwoSidedPL", "clients": CLIENTS, "shift": 0.0}
 
@@ -127,8 +131,8 @@ def two_sided() -> str:
 
     def bound(T: float) -> Prescription:
         return prescribe(
-            "shen-3.5", l=problem.ell, mu_x=problem.mu_x, mu_y=problem.mu_y, sigma=SCALE * 2**0.5, sigma_G=0.0,
-            K=STEPS, T=T, M=CLIENTS, m=CLIENTS, W=start,
+            "shen-3.5", l=problem.ell, mu_x=problem.mu_x, mu_y=problem.mu_y, sigma=SCALE * 2**0.5,
+            sigma_G=0.0, K=STEPS, T=T, M=CLIENTS, m=CLIENTS, W=start,
         )  # fmt: skip
 
     found = potential(*path({"name": "FESSGDA", "K": STEPS} | bound(ROUNDS).steps, table)[-1])
@@ -136,7 +140,9 @@ def two_sided() -> str:
 
 
 def main() -> None:
-    print("| theorem | at the start | measured | bound | factor | rounds until the bound is below the start |")
+    print(
+        "| theorem | at the start | measured | bound | factor | rounds until the bound is below the start |"
+    )
     print("|---|---|---|---|---|---|")
     print("\n".join([*quadratic(), two_sided()]))
 

@@ -1,5 +1,5 @@
-"""The job files of jobs/papers and jobs/theory and their claims: all combinations are valid, every method of every file
-runs two rounds, and claims refer to existing metrics and methods."""
+"""The job files of jobs/papers and jobs/theory and their claims: all combinations are valid, every method of
+every file runs two rounds, and claims refer to existing metrics and methods."""
 
 from __future__ import annotations
 

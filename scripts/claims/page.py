@@ -164,7 +164,11 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
     }
     template = Path(__file__).with_name(f"{book.page}.md.jinja").read_text()
     text = environment.from_string(template).render(
-        book=book, papers={key: own for key, own in papers.items() if own}, parts=parts, counts=counts(parts), source=source
+        book=book,
+        papers={key: own for key, own in papers.items() if own},
+        parts=parts,
+        counts=counts(parts),
+        source=source,
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{book.page}.md"
