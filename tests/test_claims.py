@@ -348,6 +348,15 @@ def test_rounds_calls_and_bytes_to_a_target():
         assert math.isnan(figures(one.settings[1], it)[0]) and worst(one.settings, it) == cost / 16 * 40
 
 
+def test_a_grid_counts_with_the_setting_that_reaches_a_target_first():
+    fast, slow = [1, 0.1, 0.05], [1, 0.5, 0.01]
+    runs = [planted("New", seed, curve, algorithm={"gamma": gamma})
+            for gamma, curve in ((0.1, slow), (1.0, fast)) for seed in range(2)]  # fmt: skip
+    old = [planted("Old", seed, [1, 0.5, 0.1]) for seed in range(2)]
+    found = judge(claim(statistic="rounds_to", target=0.1), panel(*runs, *old)).deciding
+    assert (found.ours, found.theirs) == pytest.approx((10, 20))
+
+
 def test_a_target_that_none_reaches_decides_nothing_and_one_that_a_side_reaches_does():
     it = claim(statistic="rounds_to", target=0.2)
     assert state(it, AHEAD) == "holds" and state(it, BEHIND) == "fails"

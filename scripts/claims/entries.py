@@ -44,6 +44,7 @@ class Claim:
         metric, statistic, target: the compared value: the final or best value of the metric, its mean over
             the evaluations, the slope of its log10 per round, or the rounds (oracle calls, bytes) to reach
             ``target``.
+            If a method has several settings in a task, the one with the least cost or the best metric counts.
         scale: "log" compares log10 of the value, so that differences are ratios.
         better: methods that are claimed to be ahead, ``NAME``, or ``NAME,KEY=VALUE`` with certain settings.
         than: methods that each of ``better`` is compared with; alternatively a level (``than_level``) or the

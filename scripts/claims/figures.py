@@ -75,12 +75,14 @@ def _trend(cell, claim: Claim, panel: Panel) -> None:
             mean = np.array([10 ** np.mean(np.log10(one)) for one in found])
             spread = np.abs(np.array([[min(one), max(one)] for one in found]).T - mean)
             line = cell.errorbar(along, mean, spread, marker=".", capsize=2, lw=1, label=f"{method} {task}")
-            if method in claim.subjects:
+            if not claim.than:
                 law = np.array([formula(step[method], claim) for step in steps])
                 law = law * 10 ** np.mean(np.log10(mean / law))
                 cell.plot(along, law, "--", color=line[0].get_color(), lw=1)
     cell.set_xscale("log")
     cell.set_yscale("log")
+    cell.set_xticks(along, [f"{one:g}" for one in along], fontsize=8)
+    cell.set_xticks([], minor=True)
     cell.set_title(claim.name.replace("_", " "), fontsize=10)
     cell.set_xlabel(claim.trend["along"].partition("|")[0].rpartition(".")[2], fontsize=8)
     cell.set_ylabel(

@@ -72,6 +72,12 @@ def _cost(run: RunData, claim: Claim, at: int) -> float:
     return max(np.interp(at, evaluated, COSTS[claim.statistic].costs(run, evaluated)).item(), 1)
 
 
+def mean_cost(setting: Setting, claim: Claim) -> float:
+    """Return the mean cost over the runs, infinite if a run does not reach the target."""
+    found = np.mean([*figures(setting, claim).values()]).item()
+    return found if math.isfinite(found) else math.inf
+
+
 def _longer(run: RunData, claim: Claim) -> float:
     """Return the cost at the evaluation after the last evaluation of the run."""
     taken = run.metric_rounds

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from claims.entries import GROWS, Claim
 from claims.formulas import formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
 from claims.panels import Panel, taken, task_title, value
-from claims.values import figures, middle, more_is_better, scaled, worst
+from claims.values import COSTS, figures, mean_cost, middle, more_is_better, scaled, worst
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
@@ -162,8 +162,9 @@ def _steps(
 ) -> list[dict[str, Setting | None]]:
     by = "best" if claim.statistic == "best" else "final"
     part = replace(panel, keys=[along] if along else [], settings=settings)
+    cost = partial(mean_cost, claim=claim) if claim.statistic in COSTS else None
     steps = [
-        {name: panel.pick(own, name, claim.metric, by) for name in (*claim.subjects, *claim.than)}
+        {name: panel.pick(own, name, claim.metric, by, cost) for name in (*claim.subjects, *claim.than)}
         for own in part.tasks().values()
     ]
     return steps[::-1] if claim.trend and GROWS.get(claim.trend.get("grows", "")) else steps
