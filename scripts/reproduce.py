@@ -10,8 +10,8 @@ in the paper, and writes ``figure.png`` and a report to the output folder of the
 skipped, so the same command continues after an interruption.
 
 ``--claims`` executes missing runs of the claims in FILE (default: jobs/papers/claims.toml, whose folder also
-contains the job files), tests the claims, and writes docs/experiments.md. NAME restricts the runs to some
-experiments or claims.
+contains the job files), tests the claims, and writes docs/experiments.md, or docs/theory_experiments.md for
+jobs/theory/claims.toml. NAME restricts the runs to some experiments or claims.
 
 The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes. ``--launch``
 submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
@@ -20,6 +20,7 @@ submits a Slurm job array per job file instead of running it; when it has ended,
 python scripts/reproduce.py wgan_by_regularisation
 python scripts/reproduce.py --paper shen2024
 python scripts/reproduce.py --claims --draw
+python scripts/reproduce.py --claims jobs/theory/claims.toml
 python scripts/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
 python scripts/reproduce.py fair_classes --full --draw
 """

@@ -1,5 +1,5 @@
-"""The job files of jobs/papers and their claims: all combinations are valid, every method of every file
-runs two rounds, and claims refer to existing metrics and methods."""
+"""The job files of jobs/papers and jobs/theory and their claims: all combinations are valid, every method of
+every file runs two rounds, and claims refer to existing metrics and methods."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/reproduce.py"
-JOBS = ROOT / "jobs/papers"
-BOOK = read(JOBS / "claims.toml")
-CLAIMS = {one.name: one for one in BOOK.claims}
-EXPERIMENTS = BOOK.experiments
+JOBS = ROOT / "jobs"
+BOOKS = {name: read(JOBS / name / "claims.toml") for name in ("papers", "theory")}
+CLAIMS = {one.name: one for book in BOOKS.values() for one in book.claims}
+EXPERIMENTS = {name: one for book in BOOKS.values() for name, one in book.experiments.items()}
 FILES = {
     path.relative_to(JOBS).with_suffix("").as_posix(): path
-    for path in sorted(JOBS.rglob("*.toml"))
+    for name in BOOKS
+    for path in sorted((JOBS / name).rglob("*.toml"))
     if path.stem != "claims"
 }
+PATHS = {path.stem: path for path in FILES.values() if path.parent.name in BOOKS}
 
 
 def unpacked(folder: Path) -> None:
@@ -80,7 +82,7 @@ def test_every_method_of_a_file_runs_two_rounds(name, metrics):
     if found is None:
         pytest.skip("its data set is not there")
     assert set(found) == set(jobs(FILES[name]))
-    known = {shown.metric, *shown.also, *(one.metric for one in BOOK.claims if one.job == shown.name)}
+    known = {shown.metric, *shown.also, *(one.metric for one in CLAIMS.values() if one.job == shown.name)}
     for method, values in found.items():
         for point in values:
             own = known & set(point)
@@ -90,12 +92,12 @@ def test_every_method_of_a_file_runs_two_rounds(name, metrics):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_has_an_output_folder_and_a_description(name):
-    assert read_table(FILES[name])["run"]["out"] == f"runs/papers/{name}"
+    assert read_table(FILES[name])["run"]["out"] == f"runs/{name}"
     first = FILES[name].read_text().splitlines()[0]
     assert first.startswith("# ") and first.endswith(".")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("full/")])
+@pytest.mark.parametrize("name", [name for name in FILES if "/full/" in name])
 def test_five_seeds_at_the_size_of_the_paper(name):
     assert {one.config.seed for one in variants(FILES[name])} >= {0, 1, 2, 3, 4}
 
@@ -103,7 +105,7 @@ def test_five_seeds_at_the_size_of_the_paper(name):
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_names_metrics_and_methods_of_its_job(name, metrics):
     claim = CLAIMS[name]
-    path = JOBS / f"{claim.job}.toml"
+    path = PATHS[claim.job]
     named = {method.partition(",")[0] for method in (*claim.subjects, *claim.than)} or set(jobs(path))
     assert named <= set(jobs(path)), claim
     if found := metrics.get(str(path)):
@@ -113,6 +115,8 @@ def test_a_claim_names_metrics_and_methods_of_its_job(name, metrics):
 def test_every_experiment_has_its_claim_and_its_file():
     assert {Path(name).stem for name in FILES} == set(EXPERIMENTS)
     assert {claim.job for claim in CLAIMS.values()} == set(EXPERIMENTS)
+    assert len(CLAIMS) == sum(len(book.claims) for book in BOOKS.values())
+    assert len(EXPERIMENTS) == sum(len(book.experiments) for book in BOOKS.values())
     headings = [one.title for one in EXPERIMENTS.values()]
     assert len(set(headings)) == len(headings)
 

@@ -1,7 +1,8 @@
 """Claims and experiments: the contents of claims.toml as objects.
 
 ``[[claim]]`` is a claim of a paper as a comparison of runs, ``[experiment.NAME]`` describes the experiment in
-the job file NAME.toml of the same folder, ``[paper.KEY]`` contains the heading of a paper's experiments.
+the job file NAME.toml of the same folder, ``[paper.KEY]`` contains the heading of a paper's experiments, and
+``page`` is the name of the page with the verdicts.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from mpifed.base.settings import suggest
 from mpifed.config.tables import read_table
 from mpifed.theory import THEOREMS
 
+SECTIONS = ("claim", "experiment", "paper", "page")
+#: Names of pages, with the folders of their figures.
+PAGES = {"experiments": "papers", "theory_experiments": "theory_experiments"}
 STATISTICS = ("final", "best", "mean", "slope", "rounds_to", "calls_to", "bytes_to")
 SCALES = ("linear", "log")
 GROWS = {"rising": False, "falling": True}
+#: Whether the value has to change at least as fast as the formula, or as fast.
+LAWS = ("at least", "equal")
 #: Keys that set what a claim compares its methods with: one of these, or only a trend.
 AGAINST = ("than", "than_level", "than_bound", "worse_than_level")
 
@@ -38,15 +44,20 @@ class Claim:
         metric, statistic, target: the compared value: the final or best value of the metric, its mean over
             the evaluations, the slope of its log10 per round, or the rounds (oracle calls, bytes) to reach
             ``target``.
+            If a method has several settings in a task, the one with the least cost or the best metric counts.
         scale: "log" compares log10 of the value, so that differences are ratios.
         better: methods that are claimed to be ahead, ``NAME``, or ``NAME,KEY=VALUE`` with certain settings.
         than: methods that each of ``better`` is compared with; alternatively a level (``than_level``) or the
             bound of the theorem in the job (``than_bound``).
         methods, worse_than_level: the claim is that each of ``methods`` is worse than this level.
         trend: ``along`` is a setting, ``grows`` is "rising" or "falling": the lead over the other methods
-            (without ``than``, the value itself) improves as the setting rises or falls.
+            (without ``than``, the value itself) improves as the setting rises or falls. With ``formula``
+            and ``law`` instead of ``grows``, the exponent of the value (with ``than``, of the lead) in the
+            setting is compared with that of the formula in the same runs: the value improves "at least" as
+            fast, or its exponent is "equal". :mod:`claims.formulas` evaluates formulas.
         margin: least lead that counts, in log10 units or those of the metric; for a trend, the least change
-            between successive values of the setting.
+            between successive values of the setting, or the tolerance of the exponent.
+        tie: differences up to this are a tie; default: the margin, 0 for a trend.
         all: whether all of ``better`` must be ahead; otherwise one suffices.
         note: limitations of the comparison.
     """
@@ -69,6 +80,7 @@ class Claim:
     worse_than_level: float | None = None
     trend: Mapping[str, str] | None = None
     margin: float = 0.0
+    tie: float | None = None
     all: bool = True
     note: str = ""
 
@@ -76,6 +88,17 @@ class Claim:
     def subjects(self) -> Sequence[str]:
         """The methods that the claim makes a statement about."""
         return self.better or self.methods
+
+    @property
+    def law(self) -> str:
+        """The law of a trend with a formula, or ""."""
+        return (self.trend or {}).get("law", "")
+
+    @property
+    def equal_within(self) -> float:
+        """Largest difference of a tie; 0 if there are no ties."""
+        margin = 0.0 if self.trend else self.margin
+        return margin if self.tie is None else self.tie
 
     @property
     def level(self) -> float | None:
@@ -115,12 +138,14 @@ class Book:
     Attributes:
         folder: folder of the file and its job files.
         papers: headings by key of references.bib.
+        page: name of the page and of its template; a key of :data:`PAGES`.
     """
 
     folder: Path
     claims: Sequence[Claim]
     experiments: Mapping[str, Experiment]
     papers: Mapping[str, str]
+    page: str = "experiments"
 
     def job(self, name: str) -> Path:
         """Return the small job file of an experiment."""
@@ -145,8 +170,8 @@ def read(path: str | Path) -> Book:
     """
     table = read_table(path, "file of claims")
     for key in table:
-        if key not in ("claim", "experiment", "paper"):
-            raise ConfigError(f"{path}: unknown {key!r}: {suggest(key, ['claim', 'experiment', 'paper'])}")
+        if key not in SECTIONS:
+            raise ConfigError(f"{path}: unknown {key!r}: {suggest(key, SECTIONS)}")
     folder = Path(path).resolve().parent
     claims = [_claim(one, number, folder) for number, one in enumerate(table.get("claim", []), 1)]
     names = [one.name for one in claims]
@@ -156,7 +181,10 @@ def read(path: str | Path) -> Book:
     for one in claims:
         experiments.setdefault(one.job, _shown(one, folder))
     papers = {_key(key, f"[paper.{key}]"): one["title"] for key, one in table.get("paper", {}).items()}
-    return Book(folder, claims, experiments, papers)
+    page = table.get("page", "experiments")
+    if page not in PAGES:
+        raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
+    return Book(folder, claims, experiments, papers, page)
 
 
 def _claim(table: dict, number: int, folder: Path) -> Claim:
@@ -189,12 +217,23 @@ def _expect_comparison(claim: Claim, what: str) -> None:
     if claim.than_bound is not None and claim.than_bound not in THEOREMS:
         raise ConfigError(f"{what}: no theorem {claim.than_bound!r}: {suggest(claim.than_bound, THEOREMS)}")
     trend = claim.trend
-    if trend is not None and (set(trend) != {"along", "grows"} or trend["grows"] not in GROWS):
+    if trend is not None and not _is_trend(trend):
         raise ConfigError(
-            f'{what}: expected trend = {{ along = "problem.lam", grows = "falling" }} or "rising"'
+            f'{what}: expected trend = {{ along = "problem.lam", grows = "falling" }} or "rising", or '
+            'trend = { along = "rounds", formula = "rounds ** -0.5", law = "at least" } or "equal"'
         )
+    if claim.law and (claim.scale != "log" or not claim.margin):
+        raise ConfigError(f'{what}: expected scale = "log" and a margin > 0, the tolerance of the exponent')
+    if claim.tie is not None and (claim.tie <= 0 or claim.law):
+        raise ConfigError(f"{what}: expected tie > 0 and no law, got tie = {claim.tie}")
     if trend is not None and (claim.level is not None or claim.than_bound):
         raise ConfigError(f"{what}: a trend allows no level or bound: remove one of them")
+
+
+def _is_trend(trend: Mapping[str, str]) -> bool:
+    if "formula" in trend:
+        return set(trend) == {"along", "formula", "law"} and trend["law"] in LAWS
+    return set(trend) == {"along", "grows"} and trend["grows"] in GROWS
 
 
 def _experiment(name: str, table: dict, folder: Path) -> Experiment:

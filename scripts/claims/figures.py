@@ -1,14 +1,18 @@
-"""The figure of an experiment: every task with tuned and with stated settings, next to each other."""
+"""The figure of an experiment: tasks with tuned and with stated settings, or the trends of its claims."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from claims.entries import Experiment
-from claims.panels import Panel, taken, task_title
+from claims.entries import Claim, Experiment
+from claims.formulas import formula
+from claims.panels import Panel, taken, task_title, value
+from claims.values import figures
+from claims.verdicts import tasks_of
 from mpifed.report.comparison import Setting
 from mpifed.report.figures import AXES, draw_bound, draw_setting, scales, set_scale, with_finite_counts
 
@@ -44,6 +48,49 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
             cell.remove()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
+
+
+def draw_trends(claims: Sequence[Claim], panel: Panel, path: Path) -> None:
+    """Draw one plot per claim: the mean value and its range over the seeds against the setting of the trend.
+
+    The dashed line is the claim's formula, scaled to the mean of the values of the first method.
+    """
+    columns = min(3, len(claims))
+    down = -(-len(claims) // columns)
+    figure = Figure(figsize=(0.8 + 3.6 * columns, 0.4 + 3 * down), dpi=100, layout="constrained")
+    grid = figure.subplots(down, columns, squeeze=False)
+    for cell, claim in zip(grid.flat, claims):
+        _trend(cell, claim, panel)
+    for cell in grid.flat[len(claims) :]:
+        cell.remove()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _trend(cell, claim: Claim, panel: Panel) -> None:
+    for task, steps in tasks_of(claim, panel):
+        along = [value(step[claim.subjects[0]], claim.trend["along"]) for step in steps]
+        for method in (*claim.subjects, *claim.than):
+            found = [[*figures(step[method], claim).values()] for step in steps]
+            mean = np.array([10 ** np.mean(np.log10(one)) for one in found])
+            spread = np.abs(np.array([[min(one), max(one)] for one in found]).T - mean)
+            line = cell.errorbar(along, mean, spread, marker=".", capsize=2, lw=1, label=f"{method} {task}")
+            if not claim.than:
+                law = np.array([formula(step[method], claim) for step in steps])
+                law = law * 10 ** np.mean(np.log10(mean / law))
+                cell.plot(along, law, "--", color=line[0].get_color(), lw=1)
+    cell.set_xscale("log")
+    cell.set_yscale("log")
+    cell.set_xticks(along, [f"{one:g}" for one in along], fontsize=8)
+    cell.set_xticks([], minor=True)
+    cell.set_title(claim.name.replace("_", " "), fontsize=10)
+    cell.set_xlabel(claim.trend["along"].partition("|")[0].rpartition(".")[2], fontsize=8)
+    cell.set_ylabel(
+        claim.metric
+        if claim.target is None
+        else f"{claim.statistic.partition('_')[0]} to {claim.metric} {claim.target:g}"
+    )
+    cell.legend(fontsize=6, frameon=False)
 
 
 def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]) -> None:

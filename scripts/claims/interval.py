@@ -57,14 +57,41 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return (mean - max(high, student) * error).item(), (mean - min(low, -student) * error).item()
 
 
+def p_values(differences: Sequence[float], margin: float) -> tuple[float, float]:
+    """Return the p-values of the mean being above and below the margin, each one-sided.
+
+    They belong to :func:`interval`: if it contains the margin, both exceed (1 - :data:`LEVEL`) / 2. They are
+    NaN for a single difference; if all differences are equal, one of them is 0 and the other 1, and a mean
+    equal to the margin is not above it.
+    """
+    x = np.asarray(differences, dtype=float)
+    if len(x) < 2:
+        return math.nan, math.nan
+    mean, deviation = x.mean(), x.std(ddof=1)
+    if deviation <= ROUNDING * np.abs(x).max():
+        above = mean > margin + ROUNDING * abs(margin)
+        return float(not above), float(above)
+    observed = (mean - margin) / (deviation / math.sqrt(len(x)))
+    t = _resampled(x)
+    above, below = (
+        (1 + np.sum(one >= limit)) / (1 + len(t)) for one, limit in ((t, observed), (-t, -observed))
+    )
+    student = stats.t.sf([observed, -observed], len(x) - 1)
+    return max(above, student[0]).item(), max(below, student[1]).item()
+
+
 def _studentised(x: np.ndarray) -> tuple[float, float]:
-    """Return quantiles of (m - mean) / s over resamples with mean m and standard error s > 0."""
+    """Return the quantiles of :func:`_resampled` at both ends of the interval."""
+    low, high = np.quantile(_resampled(x), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return low, high
+
+
+def _resampled(x: np.ndarray) -> np.ndarray:
+    """Return (m - mean) / s of the resamples with mean m and standard error s > 0."""
     drawn = np.random.default_rng(0).choice(x, (RESAMPLES, len(x)))
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(len(x))
     spread = errors > ROUNDING * np.abs(x).max()
-    t = (drawn.mean(axis=1) - x.mean())[spread] / errors[spread]
-    low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return low, high
+    return (drawn.mean(axis=1) - x.mean())[spread] / errors[spread]
 
 
 def seeds_needed(differences: Sequence[float], margin: float) -> float:

@@ -1,9 +1,10 @@
-"""The page docs/experiments.md, generated from the claims and the existing runs."""
+"""The page of experiments, generated from the claims and the existing runs."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +12,12 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from claims.entries import Book, Claim, Experiment
-from claims.figures import draw
+from claims.entries import PAGES, Book, Claim, Experiment
+from claims.figures import draw, draw_trends
 from claims.panels import Panel, read_panel, task_title
 from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
 from mpifed.report.comparison import Rule, Setting
 
-TEMPLATE = Path(__file__).with_name("experiments.md.jinja")
 STATISTICS = {
     "final": "final {metric}",
     "best": "best {metric}",
@@ -54,9 +54,15 @@ class Judged:
         """Description of the compared value."""
         claim = self.claim
         words = [STATISTICS[claim.statistic].format(metric=claim.metric, target=claim.target)]
+        if claim.law:
+            law = "equal to" if claim.law == "equal" else "at least"
+            words += [f"exponent in {claim.trend['along']}, {law} that of {claim.trend['formula']}"]
+            return ", ".join([*words, f"tolerance {claim.margin:g}"])
         words += [f"between successive {claim.trend['along']}"] if claim.trend else []
         words += ["ratio"] if claim.scale == "log" else []
-        return ", ".join([*words, f"margin {difference(claim.margin, claim)}"] if claim.margin else words)
+        words += [f"margin {difference(claim.margin, claim)}"] if claim.margin else []
+        words += [f"tie within {difference(claim.tie, claim)}"] if claim.tie else []
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,16 @@ class Section:
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
         return Judged(claim, judgements, verdict(*judgements.values()))
+
+    @property
+    def runs(self) -> int:
+        """Number of finished runs."""
+        return sum(len(one.runs) for panel in self.panels for one in panel.settings)
+
+    @property
+    def seconds(self) -> float:
+        """Total wall time of the rounds of all runs."""
+        return sum(panel.seconds for panel in self.panels)
 
     @property
     def methods(self) -> list[str]:
@@ -116,20 +132,28 @@ def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
-    """Write the page ``experiments.md`` and its figures ``papers/NAME.png`` to a folder.
+    """Write the book's page ``PAGE.md`` and its figures ``papers/NAME.png`` to a folder.
+
+    The figure of an experiment shows the metric against the rounds, or, if claims are about a trend, the
+    claimed value against the setting.
 
     Args:
         source: the file of claims as an argument of the command, with a space at the end; "" for the default.
     """
     for part in parts:
-        if part.panels:
-            draw(part.experiment, part.panels, out / "papers" / f"{part.experiment.name}.png")
+        path = out / PAGES[book.page] / f"{part.experiment.name}.png"
+        trends = [one.claim for one in part.claims if one.claim.law and one.rows]
+        if trends:
+            draw_trends(trends, part.panels[0], path)
+        elif part.panels:
+            draw(part.experiment, part.panels, path)
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
         "difference": interval_text,
         "sides": sides,
+        "p": p_value,
         "time": duration,
         "cell": cell,
         "slug": slug,
@@ -138,11 +162,16 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
         key: [part for part in parts if part.experiment.source == key]
         for key in dict.fromkeys([*book.papers, *(part.experiment.source for part in parts)])
     }
-    text = environment.from_string(TEMPLATE.read_text()).render(
-        book=book, papers={key: own for key, own in papers.items() if own}, source=source
+    template = Path(__file__).with_name(f"{book.page}.md.jinja").read_text()
+    text = environment.from_string(template).render(
+        book=book,
+        papers={key: own for key, own in papers.items() if own},
+        parts=parts,
+        counts=counts(parts),
+        source=source,
     )
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "experiments.md"
+    path = out / f"{book.page}.md"
     path.write_text(re.sub(r"\n{3,}", "\n\n", text))
     return path
 
@@ -162,7 +191,7 @@ def _settled(setting: Setting, metric: str) -> str:
 
 def difference(value: float, claim: Claim) -> str:
     """Format a difference; a difference of logarithms as a ratio."""
-    if claim.scale == "linear":
+    if claim.scale == "linear" or claim.law:
         return f"{value:.3g}"
     return f"× {10**value:.3g}" if abs(value) < 99 else f"× 1e{value:.0f}"
 
@@ -178,6 +207,9 @@ def interval_text(pair: Pair, claim: Claim) -> str:
 def sides(pair: Pair, claim: Claim) -> str:
     """Format the values of both sides of a pair."""
     first, last = f"{pair.ours:.3g}", f"{pair.theirs:.3g}"
+    if claim.law:
+        rival = f" over {pair.rival}" if pair.rival else ""
+        return f"{pair.subject}{rival}: exponent {first}, formula {last}"
     if claim.trend:
         rival = f" over {pair.rival}" if pair.rival else ""
         return f"{pair.subject}{rival}: {first} to {last}"
@@ -194,6 +226,11 @@ def outcome(pairs: Sequence[Pair]) -> str:
     return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
 
 
+def p_value(p: float) -> str:
+    """Format an adjusted p-value; "" for NaN."""
+    return "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-3 else "< 0.001"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -207,6 +244,12 @@ def cell(text: str) -> str:
 def slug(heading: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
+
+
+def counts(parts: Sequence[Section]) -> str:
+    """Return the number of claims by verdict as text."""
+    words = Counter(one.verdict.word for part in parts for one in part.claims)
+    return ", ".join(f"{number} {word}" for word, number in words.most_common())
 
 
 def summary(parts: Sequence[Section]) -> list[str]:

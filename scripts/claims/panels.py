@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,19 @@ class Panel:
         own = [part for key in self.keys for part in key.split("|") if part.startswith("algorithm.")]
         return Rule(metric, by, each=tuple(part.removeprefix("algorithm.") for part in own))
 
-    def pick(self, settings: Sequence[Setting], method: str, metric: str, by: str) -> Setting | None:
+    def pick(
+        self,
+        settings: Sequence[Setting],
+        method: str,
+        metric: str,
+        by: str,
+        cost: Callable[[Setting], float] | None = None,
+    ) -> Setting | None:
         """Return the best of a task's settings of a method, ``None`` if there is none.
 
         Args:
             method: ``NAME`` or ``NAME,KEY=VALUE``.
+            cost: value of a setting to minimise, before the metric counts.
 
         Raises:
             ConfigError: the runs also differ in settings outside the method.
@@ -91,7 +99,7 @@ class Panel:
                 "experiment or to `where` of the claim"
             )
         rule = self._rule(metric, by)
-        return min(own, key=rule.rank) if own else None
+        return min(own, key=lambda one: (cost(one) if cost else 0, rule.rank(one))) if own else None
 
 
 def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> Panel:

@@ -10,7 +10,7 @@ import numpy as np
 from claims.entries import Claim
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
-from mpifed.report.comparison import Rule, Setting
+from mpifed.report.comparison import Setting
 from mpifed.report.figures import AXES
 from mpifed.report.statistics import best_value, final_value
 from mpifed.storage.results import RunData
@@ -35,7 +35,7 @@ def _figure(run: RunData, claim: Claim) -> float:
     if run.diverged:
         return math.nan
     if claim.statistic in COSTS:
-        at = Rule(target=claim.target).rounds_to_target(run, claim.metric)
+        at = _round_to(run, claim)
         return math.nan if at is None else _cost(run, claim, at)
     if claim.statistic == "slope":
         return np.polyfit(run.metric_rounds, np.log10(values), 1)[0].item()
@@ -44,9 +44,38 @@ def _figure(run: RunData, claim: Claim) -> float:
     return values.mean().item() if claim.statistic == "mean" else final_value(run, claim.metric)
 
 
+def _round_to(run: RunData, claim: Claim) -> int | None:
+    """Return the first round that reaches the target; ``None`` if no evaluation does.
+
+    Between the last evaluation that misses the target and the first that reaches it, the metric is
+    interpolated, on the log axis if it is positive, and the round is rounded up.
+    """
+    values, at = run.metrics[claim.metric], run.metric_rounds
+    reached = values >= claim.target if claim.metric in run.maximised else values <= claim.target
+    if not reached.any():
+        return None
+    last = int(np.argmax(reached))
+    if last == 0 or not math.isfinite(values[last - 1]):
+        return int(at[last])
+    ends = np.array([values[last - 1], values[last], claim.target])
+    before, after, target = np.log(ends) if ends.min() > 0 and claim.metric not in run.maximised else ends
+    part = (before - target) / (before - after)
+    return math.ceil(at[last - 1] + part * (at[last] - at[last - 1]) - 1e-9)
+
+
 def _cost(run: RunData, claim: Claim, at: int) -> float:
-    """Return the cost up to a round, at least 1 even if the starting point has reached the target."""
-    return max(COSTS[claim.statistic].costs(run, [at])[0].item(), 1)
+    """Return the cost up to a round, at least 1 even if the starting point has reached the target.
+
+    Between evaluations, costs are interpolated.
+    """
+    evaluated = run.metric_rounds
+    return max(np.interp(at, evaluated, COSTS[claim.statistic].costs(run, evaluated)).item(), 1)
+
+
+def mean_cost(setting: Setting, claim: Claim) -> float:
+    """Return the mean cost over the runs, infinite if a run does not reach the target."""
+    found = np.mean([*figures(setting, claim).values()]).item()
+    return found if math.isfinite(found) else math.inf
 
 
 def _longer(run: RunData, claim: Claim) -> float:

@@ -1,9 +1,11 @@
 """Verdicts of the runs on a claim.
 
 A pair consists of a method and another method, a level or a bound, on one task. The differences between the
-two over the seeds have a confidence interval. The claim holds for the pair if the whole interval is above the
-margin, and fails if no part of it is. A claim holds if it holds for all pairs, and fails if it fails for any
-pair. Each pair is judged at 95 %, so a claim with many pairs is harder to confirm.
+two over the seeds are tested against the margin; the p-values of all pairs of a claim are adjusted by Holm's
+method. The claim holds for a pair if the difference is above the margin, fails if it is below, and a pair is
+tied if the difference is shown to be within the margin of a tie in both directions (two one-sided tests). A
+claim that holds for some rivals only is partly reproduced. A universal claim, that of a bound, is not: one
+exceeded bound refutes it.
 """
 
 from __future__ import annotations
@@ -11,19 +13,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
+import pandas as pd
 
 from claims.entries import GROWS, Claim
-from claims.interval import interval, seeds_needed
-from claims.panels import Panel, taken, task_title
-from claims.values import figures, middle, more_is_better, scaled, worst
+from claims.formulas import formula
+from claims.interval import LEVEL, interval, p_values, seeds_needed
+from claims.panels import Panel, taken, task_title, value
+from claims.values import COSTS, figures, mean_cost, middle, more_is_better, scaled, worst
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
+from mpifed.report.statistics import holm
 
-HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "fails", "not decided", "not run"
+HOLDS, TIE, FAILS, UNDECIDED, NOT_RUN = "holds", "tie", "fails", "not decided", "not run"
+#: The claim holds for some rivals, and fails, is tied or undecided for others.
+PARTLY = "partly"
 REPRODUCED, STATED, REFUTED = "reproduced", "only at the stated settings", "not reproduced"
+PARTLY_REPRODUCED = "partly reproduced"
 TOO_SMALL = "not decided at this size"
+#: State of a pair before the test if no run of it has reached the target.
+UNREACHED = "not reached"
+AT_STATED = {
+    FAILS: "not at the stated settings",
+    TIE: "a tie at the stated settings",
+    UNDECIDED: "open at the stated settings",
+    PARTLY: "partly at the stated settings",
+}
+#: States of pairs from the worst to the best; the worst is that of several pairs.
+ORDER = (FAILS, UNDECIDED, TIE, HOLDS)
 #: Maximum number of seeds that is reported.
 MOST_SEEDS = 1000
 
@@ -34,9 +53,11 @@ class Pair:
 
     Attributes:
         subject, rival: names of the two sides.
-        ours, theirs: values of the two sides; for a trend, the lead at both ends of the setting.
-        mean, low, high: the difference, positive if it supports the claim, and its confidence interval; in
-            log10 units if the claim's scale is logarithmic.
+        ours, theirs: values of the two sides; for a trend, the lead at both ends of the setting; for a trend
+            with a formula, the exponents of the value (of the lead, if there is a rival) and of the formula.
+        differences: one per seed, positive if it supports the claim; in log10 units if the claim's scale is
+            logarithmic.
+        p: p-value of the state, adjusted for all pairs of the claim.
         needed: number of seeds that would decide; NaN if more seeds would not.
     """
 
@@ -45,12 +66,34 @@ class Pair:
     rival: str
     ours: float
     theirs: float
-    mean: float
-    low: float
-    high: float
-    seeds: int
-    state: str
-    needed: float
+    differences: Sequence[float]
+    state: str = UNDECIDED
+    p: float = math.nan
+    needed: float = math.nan
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return len(self.differences)
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return float(np.mean(self.differences))
+
+    @cached_property
+    def _interval(self) -> tuple[float, float]:
+        return interval(self.differences)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the confidence interval of the mean difference, for this pair alone."""
+        return self._interval[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self._interval[1]
 
 
 @dataclass(frozen=True)
@@ -78,6 +121,29 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
     Raises:
         ConfigError: the runs lack a method, metric or setting that the claim names.
     """
+    pairs: list[Pair] = []
+    for task, steps in tasks_of(claim, panel):
+        lacking = {name for step in steps for name, one in step.items() if one is None}
+        if lacking or (claim.trend and len(steps) < 2):
+            missing = ", ".join(sorted(lacking)) or f"a second value of {claim.trend['along']}"
+            return Judgement(NOT_RUN, missing=f"{missing} is missing")
+        pairs += [
+            _pair(claim, steps, subject, rival, task)
+            for subject in claim.subjects
+            for rival in claim.than or [""]
+        ]
+    pairs = decided(pairs, claim)
+    if panel.missing:
+        return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
+    return _combine(pairs, claim) if pairs else Judgement(NOT_RUN)
+
+
+def tasks_of(claim: Claim, panel: Panel) -> list[tuple[str, list[dict[str, Setting | None]]]]:
+    """Return the title of each task of the claim, and the settings of the claim's methods in it.
+
+    For a trend there is one entry per value of the setting, in the order in which the lead should grow;
+    otherwise there is only one. A missing setting is ``None``.
+    """
     along = claim.trend["along"] if claim.trend else None
     panel = taken(panel, claim.where)
     if along and panel.settings and along not in panel.keys:
@@ -85,37 +151,23 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
             f"claim {claim.name!r}: a trend along {along} needs tasks that differ in it, got {panel.keys}"
         )
     keys = [key for key in panel.keys if key != along]
-    pairs: list[Pair] = []
-    for task, settings in panel.tasks(without=along).items():
-        steps = _steps(panel, settings, along, claim)
-        lacking = {name for step in steps for name, one in step.items() if one is None}
-        if lacking or (along and len(steps) < 2):
-            missing = ", ".join(sorted(lacking)) or f"a second value of {along}"
-            return Judgement(NOT_RUN, missing=f"{missing} is missing")
-        pairs += [
-            _pair(claim, steps, subject, rival, task_title(task, keys))
-            for subject in claim.subjects
-            for rival in claim.than or [""]
-        ]
-    if panel.missing:
-        return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
-    return _combine(pairs, claim) if pairs else Judgement(NOT_RUN)
+    return [
+        (task_title(task, keys), _steps(panel, settings, along, claim))
+        for task, settings in panel.tasks(without=along).items()
+    ]
 
 
 def _steps(
     panel: Panel, settings: Sequence[Setting], along: str | None, claim: Claim
 ) -> list[dict[str, Setting | None]]:
-    """Return the settings of the claim's methods in a task.
-
-    For a trend there is one entry per value of the setting, in the order in which the lead should grow.
-    """
     by = "best" if claim.statistic == "best" else "final"
     part = replace(panel, keys=[along] if along else [], settings=settings)
+    cost = partial(mean_cost, claim=claim) if claim.statistic in COSTS else None
     steps = [
-        {name: panel.pick(own, name, claim.metric, by) for name in (*claim.subjects, *claim.than)}
+        {name: panel.pick(own, name, claim.metric, by, cost) for name in (*claim.subjects, *claim.than)}
         for own in part.tasks().values()
     ]
-    return steps[::-1] if claim.trend and GROWS[claim.trend["grows"]] else steps
+    return steps[::-1] if claim.trend and GROWS.get(claim.trend.get("grows", "")) else steps
 
 
 def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, rival: str, task: str) -> Pair:
@@ -125,19 +177,89 @@ def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, ri
     if not seeds:
         raise ConfigError(f"claim {claim.name!r}: no seed is shared by {subject} and {rival}")
     table = np.array([[lead[seed] for seed in seeds] for lead in leads])
-    if claim.trend:
+    if claim.law:
+        (ours, theirs), differences = _exponents(claim, steps, subject, rival, table)
+    elif claim.trend:
         differences = np.polyfit(range(len(table)), table, 1)[0]
-        ends = tuple(10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
+        ours, theirs = (10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
     else:
         differences = table[0] * (-1 if claim.worse_than_level is not None else 1)
-        ends = tuple(middle([*side.values()], claim) for side in sides[0])
-    low, high = interval(differences)
-    state = HOLDS if low > claim.margin else FAILS if high <= claim.margin else UNDECIDED
-    needed = max(seeds_needed(differences, claim.margin), len(seeds) + 1) if state == UNDECIDED else math.nan
-    if claim.target is not None and not any(_reached(step, claim, subject, rival) for step in steps):
-        state, needed = UNDECIDED, math.nan
-    shown = _rival(claim, rival)
-    return Pair(task, subject, shown, *ends, differences.mean().item(), low, high, len(seeds), state, needed)
+        ours, theirs = (middle([*side.values()], claim) for side in sides[0])
+    reached = claim.target is None or any(_reached(step, claim, subject, rival) for step in steps)
+    pair = Pair(task, subject, _rival(claim, rival), float(ours), float(theirs), differences.tolist())
+    return pair if reached else replace(pair, state=UNREACHED)
+
+
+def _exponents(
+    claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, rival: str, table: np.ndarray
+) -> tuple[tuple[float, float], np.ndarray]:
+    """Return the exponents in the setting, of the value and of the formula, and by how much the lead's
+    exponent exceeds the formula's, by seed.
+
+    Args:
+        table: log10 of the lead, or its negative for a value to minimise, by value of the setting and seed.
+    """
+    along = [value(step[subject], claim.trend["along"]) for step in steps]
+    if not all(isinstance(one, int | float) and one > 0 for one in along):
+        raise ConfigError(f"claim {claim.name!r}: an exponent needs values > 0 of the setting, got {along}")
+    sign = -1 if not rival and not more_is_better(steps[0][subject].runs[0], claim) else 1
+    predicted = np.log10([formula(step[subject], claim) for step in steps])
+    at = np.log10(along)
+    found, law = np.polyfit(at, table, 1)[0], np.polyfit(at, predicted, 1)[0]
+    return (sign * found.mean(), law), found - sign * law
+
+
+def decided(pairs: Sequence[Pair], claim: Claim) -> list[Pair]:
+    """Return the pairs with their states, by p-values adjusted for all pairs."""
+    counted = [one for one in pairs if one.state != UNREACHED]
+    ahead = _adjusted([_one_of(one, claim) for one in counted])
+    tied = _adjusted([_equal(one, claim) for one in counted])
+    states = {id(one): _state(one, claim, *both) for one, *both in zip(counted, ahead, tied)}
+    return [replace(one, **states.get(id(one), {"state": UNDECIDED})) for one in pairs]
+
+
+def _threshold(pair: Pair, claim: Claim) -> float:
+    """Return the difference above which the claim holds for a pair, or at which it stops being equal."""
+    if claim.law == "equal":
+        return claim.margin if pair.mean > 0 else -claim.margin
+    return -claim.margin if claim.law else claim.margin
+
+
+def _one_of(pair: Pair, claim: Claim) -> float:
+    """Return the p-value, two-sided, of a difference other than the threshold."""
+    return min(1.0, 2 * min(p_values(pair.differences, _threshold(pair, claim))))
+
+
+def _equal(pair: Pair, claim: Claim) -> float:
+    """Return the p-value of a tie, or of an exponent that equals the formula's: two one-sided tests."""
+    within = claim.margin if claim.law == "equal" else 0 if claim.law else claim.equal_within
+    if not within:
+        return 1.0
+    return max(p_values(pair.differences, -within)[0], p_values(pair.differences, within)[1])
+
+
+def _state(pair: Pair, claim: Claim, p: float, p_equal: float) -> dict:
+    """Return the state of a pair, its p-value and the number of seeds needed."""
+    threshold = _threshold(pair, claim)
+    apart = p <= 1 - LEVEL
+    above = pair.mean > threshold
+    if claim.law == "equal":
+        if p_equal <= 1 - LEVEL:
+            return {"state": HOLDS, "p": p_equal}
+        if apart and abs(pair.mean) > claim.margin:
+            return {"state": FAILS, "p": p}
+    elif apart and above:
+        return {"state": HOLDS, "p": p}
+    elif p_equal <= 1 - LEVEL:
+        return {"state": TIE, "p": p_equal}
+    elif apart:
+        return {"state": FAILS, "p": p}
+    needed = max(seeds_needed(pair.differences, threshold), pair.seeds + 1)
+    return {"state": UNDECIDED, "p": p, "needed": needed}
+
+
+def _adjusted(p: Sequence[float]) -> list[float]:
+    return holm(pd.Series(p, dtype=float)).tolist()
 
 
 def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) -> list[dict[int, float]]:
@@ -185,22 +307,52 @@ def _rival(claim: Claim, rival: str) -> str:
 
 
 def _combine(pairs: Sequence[Pair], claim: Claim) -> Judgement:
-    """Combine all pairs. If one of several methods suffices, all pairs of one method have to hold."""
+    """Combine all pairs. If one of several methods suffices, the one for which most pairs hold counts."""
     if claim.all:
-        return all_of(pairs)
-    each = [all_of([one for one in pairs if one.subject == name]) for name in claim.subjects]
-    order = (HOLDS, UNDECIDED, FAILS)
+        return combined(pairs, universal=claim.than_bound is not None)
+    order = (HOLDS, PARTLY, TIE, UNDECIDED, FAILS)
+    each = [combined([one for one in pairs if one.subject == name]) for name in claim.subjects]
     first = min(each, key=lambda one: order.index(one.state))
     return Judgement(first.state, pairs, first.deciding)
 
 
+def combined(pairs: Sequence[Pair], universal: bool = False) -> Judgement:
+    """Return the judgement of pairs that all should hold.
+
+    It is partly true if all pairs of a method and a rival hold, or of a task if there are only one method and
+    one rival; a ``universal`` claim is never partly true.
+    """
+    held = [{one.state for one in own} == {HOLDS} for own in _groups(pairs).values()]
+    if all(held):
+        return Judgement(HOLDS, pairs, _weakest(pairs))
+    if any(held) and not universal:
+        return Judgement(PARTLY, pairs, _weakest([one for one in pairs if one.state != HOLDS]))
+    return all_of(pairs)
+
+
+def _groups(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Return the pairs by method and rival, or by task if there are only one method and one rival."""
+    subjects, rivals = ({*names} for names in zip(*((one.subject, one.rival) for one in pairs)))
+    groups: dict[str, list[Pair]] = {}
+    for one in pairs:
+        words = [one.subject] if len(subjects) > 1 else []
+        words += [one.rival] if len(rivals) > 1 else []
+        groups.setdefault(" against ".join(words) or one.task, []).append(one)
+    return groups
+
+
+def by_rival(pairs: Sequence[Pair]) -> str:
+    """Return the states of the groups of pairs as text, in the order holds, tie, not decided, fails."""
+    found: dict[str, list[str]] = {}
+    for name, own in _groups(pairs).items():
+        found.setdefault(all_of(own).state, []).append(name)
+    return "; ".join(f"{state}: {', '.join(found[state])}" for state in ORDER[::-1] if state in found)
+
+
 def all_of(pairs: Sequence[Pair]) -> Judgement:
-    """Return the judgement of pairs that all have to hold."""
-    for state in (FAILS, UNDECIDED, HOLDS):
-        own = [one for one in pairs if one.state == state]
-        if own:
-            return Judgement(state, pairs, _weakest(own))
-    raise AssertionError("a claim has pairs")
+    """Return the judgement by the worst state of the pairs."""
+    worst_state = min((one.state for one in pairs), key=ORDER.index)
+    return Judgement(worst_state, pairs, _weakest([one for one in pairs if one.state == worst_state]))
 
 
 def _weakest(pairs: Iterable[Pair]) -> Pair:
@@ -211,23 +363,22 @@ def _weakest(pairs: Iterable[Pair]) -> Pair:
 def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
     """Return the verdict of both panels; ``stated`` is ``None`` if the paper states no settings.
 
-    A claim that holds with tuned settings is reproduced. A claim that fails there may still hold with the
-    settings stated in the paper.
+    A claim that holds with tuned settings is reproduced. One that is refuted there may still hold with the
+    settings stated in the paper; if that is open, it remains refuted.
     """
-    if tuned.state == HOLDS:
-        also = {FAILS: "tuned; not at the stated settings", UNDECIDED: "tuned; open at the stated settings"}
-        return Verdict(REPRODUCED, also.get(stated.state, "") if stated else "", tuned.deciding)
     if tuned.state == NOT_RUN:
         return Verdict(NOT_RUN, tuned.missing)
+    if tuned.state == HOLDS:
+        detail = f"tuned; {AT_STATED[stated.state]}" if stated and stated.state in AT_STATED else ""
+        return Verdict(REPRODUCED, detail, tuned.deciding)
     if tuned.state == UNDECIDED:
         return Verdict(TOO_SMALL, advice(tuned), tuned.deciding)
-    if stated is None or stated.state == FAILS:
-        return Verdict(REFUTED, "", tuned.deciding)
-    word = {HOLDS: STATED, UNDECIDED: TOO_SMALL, NOT_RUN: NOT_RUN}[stated.state]
-    detail = stated.missing
-    if stated.state == UNDECIDED:
-        detail = f"not when tuned; at the stated settings {advice(stated)}"
-    return Verdict(word, detail, stated.deciding)
+    if tuned.state == PARTLY:
+        return Verdict(PARTLY_REPRODUCED, by_rival(tuned.pairs), tuned.deciding)
+    if stated and stated.state in (HOLDS, NOT_RUN):
+        return Verdict({HOLDS: STATED, NOT_RUN: NOT_RUN}[stated.state], stated.missing, stated.deciding)
+    word = TIE if tuned.state == TIE else REFUTED
+    return Verdict(word, AT_STATED[stated.state] if stated else "", tuned.deciding)
 
 
 def advice(judgement: Judgement) -> str:
