@@ -90,7 +90,7 @@ class FedNestBilevel(Algorithm):
     def phases(self) -> tuple[Phase, ...]:
         inner = [Phase(self.gather_y, Record(q="y")), Phase(self.descend_y, Record(y="y"))]
         series = [
-            Phase(self.extend if j else self.begin, Record(c="y"), partial(self.add_term, j))
+            Phase(self.extend if j else self.begin, Record(term="y"), partial(self.add_term, j))
             for j in range(self.J + 1)
         ]
         outer = [Phase(self.gather_x, Record(h="x")), Phase(self.descend_x, Record(x="x"))]
@@ -115,18 +115,18 @@ class FedNestBilevel(Algorithm):
         message.y = y
 
     def begin(self, now, shared, client, message, oracle):
-        message.c = oracle.upper_grad(shared.x, shared.y, oracle.sample(of="f"))[1]
+        message.term = oracle.upper_grad(shared.x, shared.y, oracle.sample(of="f"))[1]
 
     def extend(self, now, shared, client, message, oracle):
         product = oracle.lower_products(shared.x, shared.y, shared.c, oracle.sample(of="g"))[1]
-        message.c = shared.c - self.ell * product
+        message.term = shared.c - self.ell * product
 
     def add_term(self, j, now, shared, mean):
-        shared.c = mean.c
+        shared.c = mean.term
         if self.truncation == "sum":
-            shared.p = self.ell * mean.c + (shared.p if j else 0.0)
+            shared.p = self.ell * mean.term + (shared.p if j else 0.0)
         elif j == int(now.stream("length of the series").uniform(1)[0, 0, 0] * (self.J + 1)):
-            shared.p = (self.J + 1) * self.ell * mean.c
+            shared.p = (self.J + 1) * self.ell * mean.term
 
     def gather_x(self, now, shared, client, message, oracle):
         xi, zeta = oracle.sample(of="f"), oracle.sample(of="g")

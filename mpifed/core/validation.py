@@ -57,6 +57,7 @@ BLOCKS = {
 
 def called(function: Callable) -> str:
     """Return the name of a method's function for messages, such as ``Fair.client_round``."""
+    function = function.func if isinstance(function, partial) else function
     name = getattr(function, "__name__", type(function).__name__)
     return f"{title(function.__self__)}.{name}" if isinstance(function, MethodType) else name
 

@@ -45,7 +45,7 @@ class MatrixGame(Coupled):
 
     def footprint(self) -> int:
         per_client = (
-            16 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+            8 * (self.dx + self.dy) + (BYTES_PER_DRAW if self.heterogeneity else 0) * self.dx * self.dy
         )
         return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 

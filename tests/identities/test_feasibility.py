@@ -16,6 +16,7 @@ from bounded import Watched
 from everything import method
 from games import DX, configuration
 from identity_games import Plain, PlainMinimisation, path
+from levels import Levels
 
 from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
@@ -257,14 +258,18 @@ def test_problems_without_y(name):
     assert gaps[0] < ROUNDING and gaps[1] > VISIBLE, gaps
 
 
+class Bounded(Levels):
+    sets = Sets(x=BOX)
+
+
 #: Methods that would ignore sets.
 REFUSING = [name for name, cls in ALGORITHMS.items() if not cls.constrained]
 
 
 @pytest.mark.parametrize("name", REFUSING)
 def test_methods_that_do_not_project_refuse_sets(name):
-    minimisation = ALGORITHMS[name].family == "minimisation"
-    problem = BoxedSum(Boxed()) if minimisation else Watched(set_x=BOX)
+    problems = {"minimisation": lambda: BoxedSum(Boxed()), "bilevel": Bounded}
+    problem = problems.get(ALGORITHMS[name].family, lambda: Watched(set_x=BOX))()
     config = configuration(method(name), problem, "unused")
     with pytest.raises(CollectiveError, match=f"{name} would ignore its set of"):
         Simulation.from_settings(config, SerialComm())

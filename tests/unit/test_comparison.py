@@ -226,6 +226,7 @@ def test_maximised_metrics_of_the_problems():
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
         "DistributionallyRobust": {"accuracy"}, "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"}, "ClientMixture": {"accuracy"},
+        "DataCleaning": {"accuracy", "worst_accuracy", "f1"},
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 NETWORKS = [name for name, cls in PROBLEMS.items() if "model" in cls.__dataclass_fields__]
-METHODS = {"minimax": "FedNormSGDA", "composition": "MFCGD"}
+METHODS = {"minimax": "FedNormSGDA", "composition": "MFCGD", "bilevel": "SimFBO"}
 JOB = """
 rounds = 2
 algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.1, eta_y = 0.1 }
@@ -73,11 +73,14 @@ def test_exported_weights_are_restored_exactly(tmp_path, problem, dtype):
         started(config(tmp_path, problem, run=run, seed=7, **more))
         for more in ({}, {"initial": export(tmp_path)})
     )
-    for name, values in start["x"].items():
-        expected = result.parameters["x"] if name in result.network else own["x"]
+    (block,) = {block for block, _ in result.network.values()}
+    for name, values in start[block].items():
+        expected = result.parameters[block] if name in result.network else own[block]
         assert values.dtype == getattr(torch, dtype) and torch.equal(values, expected[name]), name
-    assert all(torch.equal(one, own["y"][name]) for name, one in start.get("y", {}).items())
-    assert any(not torch.equal(start["x"][name], own["x"][name]) for name in result.network), "another seed"
+    for other in {*start} - {block}:
+        assert all(torch.equal(one, own[other][name]) for name, one in start[other].items())
+    changed = [name for name in result.network if not torch.equal(start[block][name], own[block][name])]
+    assert changed, "another seed"
 
 
 def test_weights_are_exchanged_between_minimax_problem_and_game(tmp_path):

@@ -1,5 +1,6 @@
 """The logs of the ranks: content by level, resumed and replaced runs, errors, and full disks."""
 
+import gc
 import logging
 import os
 import re
@@ -192,6 +193,7 @@ def test_a_round_calls_no_logging_at_the_default_level(start, monkeypatch):
             sys.setprofile(None)
 
     monkeypatch.setattr(Runner, "_round", watched)
+    gc.collect()  # the handlers of other tests, whose removal calls logging
     start("run.checkpoint_every=0", f"run.eval_every={ROUNDS}", f"rounds={ROUNDS - 1}")
     files = {code.co_filename for code in entered}
     logging_files = [

@@ -8,6 +8,7 @@ from baselines import Half
 from everything import METHODS
 from fields import Chain
 from games import Game, configuration
+from levels import Levels
 from mixtures import LogCosh
 
 from mpifed.algorithms import ALGORITHMS
@@ -82,7 +83,7 @@ def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
     family = ALGORITHMS[OPTIONS.get(name, (name,))[0]].family
     problems = {
         "minimax": Game(clients=1), "operator": Game(clients=1), "minimisation": Half(clients=1),
-        "composition": Chain(clients=1),
+        "composition": Chain(clients=1), "bilevel": Levels(clients=1),
     }  # fmt: skip
     problem = LogCosh(clients=1) if name == "DRFA" else problems[family]
     config = configuration(without_steps(name), problem, tmp_path, noise=0, batch_size=0)

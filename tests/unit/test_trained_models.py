@@ -33,7 +33,10 @@ NETWORKS = {
     "rnn": (RNN(hidden=3, cell="lstm"), (5, 2)),
 }
 #: For each family, a method and the block of the network's parameters.
-METHODS = {"minimax": ("FedNormSGDA", "x"), "operator": ("LSGD", "z"), "composition": ("MFCGD", "x")}
+METHODS = {
+    "minimax": ("FedNormSGDA", "x"), "operator": ("LSGD", "z"), "composition": ("MFCGD", "x"),
+    "bilevel": ("SimFBO", "y"),
+}  # fmt: skip
 
 
 def trained(folder, problem, name=None, every=0, rounds=2, run=(), **changes):
@@ -79,8 +82,9 @@ def test_state_dict_and_model_of_every_problem(tmp_path, problem):
         return
     state, module = result.state_dict(), loaded.model()
     others = {"DeepAUC": ["a", "b"], "TextAUC": ["a", "b"]}.get(problem, [])
-    assert [*state, *others] == list(result.parameters["x"])
-    assert all(torch.equal(values, result.parameters["x"][name]) for name, values in state.items())
+    parameters = result.parameters[METHODS[PROBLEMS[problem].family][1]]
+    assert [*state, *others] == list(parameters)
+    assert all(torch.equal(values, parameters[name]) for name, values in state.items())
     assert module.state_dict().keys() == state.keys()
     assert all(torch.equal(values, state[name]) for name, values in module.state_dict().items())
 
