@@ -59,12 +59,16 @@ _REGISTERS = 128
 _PADDING = 0.5
 
 
-def vectorised(function: Callable) -> Callable:
-    """Vectorise ``function`` over clients: arguments and results get a leading axis, ``[C, ...]``."""
+def vectorised(function: Callable, twice: bool = False) -> Callable:
+    """Vectorise ``function`` over clients: arguments and results get a leading axis, ``[C, ...]``.
+
+    Args:
+        twice: whether the function is differentiated twice.
+    """
     over_clients = torch.func.vmap(function)
 
     def apply(*arguments):
-        with ClientAxis():
+        with ClientAxis(twice):
             return over_clients(*arguments)
 
     return apply
@@ -99,8 +103,12 @@ class ClientAxis(TorchFunctionMode):
 
     replaced = False
 
+    def __init__(self, twice: bool = False):
+        super().__init__()
+        self._replacements = _TWICE if twice else _REPLACEMENTS
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        replacement = _REPLACEMENTS.get(func)
+        replacement = self._replacements.get(func)
         if replacement is None:
             return func(*args) if kwargs is None else func(*args, **kwargs)
         self.replaced = True
@@ -181,6 +189,9 @@ _REPLACEMENTS: dict[Callable, Callable] = {
     **dict.fromkeys(_functions(["pow", "__pow__", "__rpow__"]), _power),
     F.linear: _linear,
 }
+#: The same for functions that are differentiated twice: the second derivative of ``F.logsigmoid`` in torch
+#: contains the sigmoid.
+_TWICE = _REPLACEMENTS | dict.fromkeys(_functions(["sigmoid", "expit", "logsigmoid"], [""]), _padded)
 
 
 #: Number of parameters per client from which copying them costs more than creating leaf tensors.
@@ -192,6 +203,7 @@ class Gradients:
 
     def __init__(self, loss: Callable, blocks: Blocks):
         self._loss, self._vectorised, self._blocks = loss, vectorised(loss), blocks
+        self._vectorised_twice = vectorised(loss, twice=True)
         self._sizes = [[math.prod(shape) for shape in blocks[block].values()] for block in blocks]
         self._large = sum(map(sum, self._sizes)) >= LARGE
         self._leaves: _Leaves | None = None
@@ -243,7 +255,7 @@ class Gradients:
             rows, loss = [block.reshape(-1) for block in point], self._loss
         else:
             rows = [block.expand(count, -1).contiguous() for block in point]
-            loss, v = self._vectorised, v.expand(count, -1)
+            loss, v = self._vectorised_twice, v.expand(count, -1)
         named = self._views(rows)
         value = self._evaluate(loss, named, batch)
         with torch.enable_grad():

@@ -1,9 +1,9 @@
 """Data cleaning: weights of training samples with wrong labels, learnt from clean validation samples.
 
-Reading: the samples of a client are divided into halves. The first half is for training, with labels of which
-a share is replaced by another class; the second half is for validation, with clean labels. The weight of
-training sample j of all clients is σ(x_j). Client n sees its own coordinates of x only, so that the mean over
-N clients of ∇_x divides its gradient by N.
+Reading: the samples of a client are divided into halves at random, because data sets may be sorted by class.
+The first half is for training, with labels of which a share is replaced by another class; the second half is
+for validation, with clean labels. The weight of training sample j of all clients is σ(x_j). Client n sees its
+own coordinates of x only, so that the mean over N clients of ∇_x divides its gradient by N.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class DataCleaning(LabelledImages, Bilevel):
         super().prepare(seed, data_dir)
         if (least := min(map(len, self._rows))) < 2:
             raise ValueError(f"expected at least 2 training samples of every client, found {least}")
+        halving = generator(seed, "training and validation")
+        self._rows = [halving.permutation(rows) for rows in self._rows]
         halves = [len(rows) // 2 for rows in self._rows]
         self._first = np.cumsum([0, *halves])
         rng = generator(seed, "corrupted labels")

@@ -166,6 +166,20 @@ def test_rows_of_data_cleaning():
         assert len(train) == len(validation) == len(labels) == sizes[n]
 
 
+def test_halves_of_sorted_data_have_the_same_classes(tmp_path):
+    """Rows of a client are in the order of the data set, which may be sorted by class."""
+    rows = [f"{n},{n // 100}" for n in range(200)]
+    (tmp_path / "sorted.csv").write_text("\n".join(["a,label", *rows]))
+    table = {"name": "table", "file": str(tmp_path / "sorted.csv"), "target": "label", "test": 0.2}
+    problem = DataCleaning(clients=2, dataset=table)
+    problem.prepare(1)
+    for n in range(2):
+        validation = problem.client_data(n)[4]
+        # Five standard deviations of the mean of 40 labels.
+        assert abs(problem.client_labels(n).mean() - 0.5) < 0.4
+        assert abs(validation.double().mean() - 0.5) < 0.4
+
+
 def test_a_client_with_one_sample_is_refused(tmp_path):
     config = configuration(
         SimFBO(tau=1, **LOCAL, **SERVER), DataCleaning(clients=1400, dataset="digits"), tmp_path

@@ -12,7 +12,7 @@ from torch import nn
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg
-from mpifed.core.autodiff import ELEMENTWISE, position_independent, vectorised
+from mpifed.core.autodiff import ELEMENTWISE, Gradients, position_independent, vectorised
 from mpifed.parallel import devices
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.client_batching import POSITION
@@ -273,3 +273,17 @@ def test_clients_are_looped_over_if_results_depend_on_the_position(hidden, analy
     assert (choice.group == 1) == depends and (POSITION in choice.note) == depends
     fused = job(Logistic(hidden=hidden, analytic=analytic), group=4, reduction="fused")
     assert Simulation.from_settings(fused, COMM).rounds.choice.group == 4
+
+
+@DTYPES
+@pytest.mark.parametrize("function", [torch.sigmoid, F.logsigmoid, F.softplus, torch.tanh])
+def test_products_with_second_derivatives(dtype, function):
+    """Torch computes second derivatives of some functions with the sigmoid."""
+    size, clients = 5, 37  # 5 elements per client leave parts of a register
+    blocks = Blocks(x={"x": (size,)}, y={"y": (size,)})
+    products = Gradients(lambda x, y, batch: function(y["y"] * x["x"]).sum(), blocks)
+    x, y, v = numbers(3, clients, size, dtype=dtype)
+    whole = products.products((x, y), v, (), clients)
+    for n in range(clients):
+        rows = slice(n, n + 1)
+        assert torch.equal(products.products((x[rows], y[rows]), v[rows], (), 1), whole[rows])
