@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,10 +16,13 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
+from typing_extensions import TypeAliasType
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
@@ -123,6 +127,33 @@ class ExecutionOptions(ParallelOptions):
         return self
 
 
+def _validates(hint) -> bool:
+    """Whether an annotation carries validators, as those of schedules and choices do."""
+    return isinstance(hint, TypeAliasType) or typing.get_origin(hint) is Annotated
+
+
+def _with_schedules(method: Algorithm) -> Algorithm:
+    """Return a method whose numbers for annotated settings, such as ``eta: Rate``, are schedules.
+
+    Built-in methods convert them when they are constructed; user-defined dataclasses do not.
+    """
+    cls = type(method)
+    if not dataclasses.is_dataclass(method) or is_pydantic_dataclass(cls):
+        return method
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError:  # names that only the function which defines the class knows
+        return method
+    numbers = {
+        name: value
+        for name, value in vars(method).items()
+        if isinstance(value, int | float) and _validates(hints.get(name))
+    }
+    converted = {name: TypeAdapter(hints[name]).validate_python(value) for name, value in numbers.items()}
+    changed = {name: value for name, value in converted.items() if not isinstance(value, int | float)}
+    return dataclasses.replace(method, **changed) if changed else method
+
+
 class SimulationSettings(Strict, BaseModel):
     """A problem, a method and the options of their simulation.
 
@@ -132,7 +163,7 @@ class SimulationSettings(Strict, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    algorithm: InstanceOf[Algorithm]
+    algorithm: Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]
     problem: InstanceOf[Problem]
     seed: int = Field(0, ge=0, description="first component of the address of every random number")
     rounds: int = Field(100, ge=1, description="communication rounds")

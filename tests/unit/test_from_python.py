@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import h5py
 import numpy as np
@@ -15,7 +16,9 @@ from runfiles import edited
 from small_job import LIMIT, job
 
 import mpifed
+from mpifed.core.schedules import Power
 from mpifed.parallel.comm import SerialComm
+from mpifed.problems import Classification
 from mpifed.storage.results import End
 
 COMM = SerialComm()
@@ -245,3 +248,36 @@ def test_public_names_are_imported_from_their_modules():
         assert getattr(mpifed, name) is getattr(sys.modules[mpifed._PLACES[name]], name)
     with pytest.raises(AttributeError, match="module 'mpifed' has no attribute 'Confg'"):
         mpifed.Confg  # noqa: B018
+
+
+@dataclass(frozen=True)
+class Stepping(mpifed.Algorithm):
+    """A user-defined method with a schedule."""
+
+    K: int
+    eta: mpifed.Rate
+    decay: mpifed.Rate = 1.0
+
+    shared = mpifed.Record(x="x")
+    message = mpifed.Record(x="x")
+    family = "minimisation"
+    steps = "K"
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for k in range(1, self.K + 1):
+            gradient = oracle.grad(x, oracle.sample())
+            x = x - self.decay(now.round) * self.eta(now.step(k)) * gradient
+        message.x = x
+
+
+def test_numbers_of_a_method_object_are_schedules():
+    """As in a job file; a dataclass by itself does not convert them. Schedules remain what they are."""
+    falling = Power(scale=0.1, exponent=0.5)
+    problem = Classification(clients=2, dataset="digits")
+    for eta in (0.1, falling):
+        simulation = mpifed.Simulation(problem, Stepping(K=2, eta=eta), oracle={"batch_size": 4})
+        simulation.start()
+        simulation.step()
+        method = simulation.config.algorithm
+        assert (method.K, method.decay(3), method.eta(4)) == (2, 1.0, 0.1 if eta == 0.1 else falling(4))
