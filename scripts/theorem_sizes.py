@@ -8,11 +8,13 @@ problems are QuadraticNCPL and TwoSidedPL with equal clients, whose constants ar
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 
 import numpy as np
 
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
@@ -140,6 +142,9 @@ def two_sided() -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(
         "| theorem | at the start | measured | bound | factor | rounds until the bound is below the start |"
     )
@@ -148,4 +153,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with quiet_broken_pipe():
+        main()
