@@ -10,7 +10,8 @@ z̃_t.
 
 Readings:
 
-* *Average.* Clients send z_i/η_i and 1/η_i, with the η_i of their next step.
+* *Average.* Clients send (z_i - z)/η_i and 1/η_i, with the η_i of their next step and the z at the start of
+  the round: a change, of which compression removes less than of z_i/η_i.
 * *α* is 1 by default. The theory has 1/√N for nonsmooth problems, and a power of the number of steps for
   smooth problems.
 * *Minimax.* There is one step size for both blocks, z = (x, y).
@@ -49,7 +50,7 @@ class LocalAdaSEG(Algorithm):
     steps = "K"
     shared = Record(z="z", average=not_sent("z"))
     client = Record(squares="scalar")
-    message = Record(z_by_eta="z", inverse_eta="scalar", x_sum=not_sent("z"))
+    message = Record(step="z", inverse_eta="scalar", x_sum=not_sent("z"))
 
     def step_size(self, squares):
         """Return η_i for the sum of the earlier (Z_i)², ``[C, 1]``."""
@@ -65,10 +66,10 @@ class LocalAdaSEG(Algorithm):
             eta = self.step_size(squares)
             message.x_sum += x
         client.squares = squares
-        message.z_by_eta, message.inverse_eta = z / eta, 1 / eta
+        message.step, message.inverse_eta = (z - shared.z) / eta, 1 / eta
 
     def server_round(self, now, shared, mean):
-        shared.z = now.sets.z(mean.z_by_eta / mean.inverse_eta)
+        shared.z = now.sets.z(shared.z + mean.step / mean.inverse_eta)
         shared.average += (mean.x_sum / self.K - shared.average) / now.round
 
 

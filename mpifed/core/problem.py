@@ -523,7 +523,8 @@ class Game(Operator):
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.of_training = problem.test_rows, problem.of_training
         self.files, self.network = problem.files, problem.network
-        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
+        self.client_data, self.client_size = problem.client_data, problem.client_size  # type: ignore[method-assign]
+        self.draw, self.full_batch = problem.draw, problem.full_batch  # type: ignore[method-assign]
         self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")

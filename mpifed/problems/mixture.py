@@ -92,7 +92,8 @@ class _Mixture(Minimax):
 class ClientMixture(LabelledImages, _Mixture):
     """min over x, max over λ in the simplex of Σ_n λ_n ℓ_n(x) - ρ r(λ), ℓ_n the cross-entropy of client n.
 
-    The network with parameters x is trained for the worst mixture of the clients' distributions.
+    The network with parameters x is trained for the worst mixture of the clients' distributions. Weights of
+    clients (``participation.weights``) multiply ℓ_n by N w_n; uniform weights leave the problem as it is.
     """
 
     partition: Partition = Field(

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from everything import METHODS, PAIRS, method, problem
+from everything import FITTING, METHODS, method, problem
 from games import Game, configuration
 
 from mpifed import resume, run
@@ -211,7 +211,7 @@ class Counting:
 def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
     """A round also has one broadcast if rank 0 computes the matrices, and one sum of blocks stored per
     client. One process has no communication."""
-    problem_ = problem(next(other for one, other in PAIRS if one == name))
+    problem_ = problem(next(other for one, other in FITTING if one == name))  # a small message
     counting = Counting(comm)
     run = {"placement": placement, "reduction": reduction}
     simulation = Simulation.from_settings(

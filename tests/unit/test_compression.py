@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpifed import Config
-from mpifed.algorithms import ALGORITHMS, LocalSGDA
+from mpifed.algorithms import ALGORITHMS, LocalAdaSEG, LocalSGDA
 from mpifed.config.job import ConfigError
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.compression import COMPRESSIONS, QSGD, Message, TopK
@@ -189,3 +189,15 @@ def test_section_round_trips_and_is_omitted_without_compression():
     message = {"compression": {"name": "qsgd", "levels": 4}, "error_feedback": True}
     assert job(**message).table()["message"] == message
     assert "message" not in job().table()
+
+
+def test_a_point_without_steps_is_not_compressed(tmp_path):
+    """LocalAdaSEG averages points with weights 1/η; it sends changes, so that the point remains."""
+    config = configuration(LocalAdaSEG(K=2, G_0=1.0, D=1e-12), Game(clients=3), tmp_path, noise=0)
+    config = config.model_copy(update={"message": Message(compression={"name": "top-k", "ratio": 0.25})})
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    before = simulation.point().clone()
+    simulation.step()
+    assert before.norm() > 0.1
+    torch.testing.assert_close(simulation.point(), before, rtol=0, atol=1e-9)  # steps of 1e-12

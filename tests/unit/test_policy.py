@@ -7,6 +7,8 @@ import pytest
 import torch
 from oracles import oracle_of
 
+from mpifed import Simulation
+from mpifed.algorithms import LSGD, LocalSGDA
 from mpifed.core.streams import Stream, generator
 from mpifed.problems import MSPBE
 
@@ -119,3 +121,17 @@ def test_singular_means_are_refused():
     flat._columns = phi, rewards, phi / flat.gamma
     with pytest.raises(ValueError, match="the mean of the A_n is singular: expected rho > 0"):
         flat._set_means()
+
+
+@pytest.mark.parametrize("sampling", ["iid", "markov"])
+def test_methods_for_games_have_the_full_batch(sampling):
+    """With batch size 0, one step of LSGD on the game is one step of Local-SGDA, also if samples are drawn."""
+    points = []
+    for method in (LSGD(K=1, eta=0.1), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)):
+        problem = MSPBE(clients=3, d=3, states=8, samples=12, sampling=sampling)
+        simulation = Simulation(problem, method, oracle={"batch_size": 0}, run={"dtype": "float64"})
+        simulation.start()
+        simulation.step()
+        points.append(simulation.point())
+    torch.testing.assert_close(*points, rtol=0, atol=1e-14)  # rounding
+    assert points[0].norm() > 0.01
