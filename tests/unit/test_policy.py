@@ -125,7 +125,7 @@ def test_singular_means_are_refused():
 
 @pytest.mark.parametrize("sampling", ["iid", "markov"])
 def test_methods_for_games_have_the_full_batch(sampling):
-    """With batch size 0, one step of LSGD on the game is one step of Local-SGDA, also if samples are drawn."""
+    """With batch size 0, one step of LSGD on the game is one step of Local-SGDA, drawn samples or not."""
     points = []
     for method in (LSGD(K=1, eta=0.1), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)):
         problem = MSPBE(clients=3, d=3, states=8, samples=12, sampling=sampling)
