@@ -146,6 +146,10 @@ latency = "20ms\"""",
 [measures]
 of = ["stationarity", "phi"]
 ell = 10.0""",
+    "personalize": """\
+[personalize]       # with problem.local_test = 0.2, on samples that no client trains on
+eta = 0.05
+steps = 20""",
     "regularize": """\
 [regularize]
 x = 0.1""",

@@ -79,7 +79,7 @@ class Run(StorageOptions, ExecutionOptions):
 
 
 #: Sections and settings that a table omits if they are ``None``.
-_OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
+_OPTIONAL = ("clock", "initial", "measures", "personalize", "regularize", "theory")
 #: Section → settings that its table omits if they are ``None``.
 _OPTIONAL_IN = {
     "oracle": ("clip", "clip_over"),

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["QUANTILES", "VALIDATION", "Details", "split_metric_name"]
+__all__ = ["CLIENTS", "PERSONAL", "QUANTILES", "VALIDATION", "Details", "split_metric_name"]
 
 #: The split by which hyperparameters are selected.
 VALIDATION = "validation"
+#: Prefixes of metrics on the clients' samples: of the averaged point, and of each client's fine-tuned point.
+CLIENTS, PERSONAL = "client", "personal"
 #: Percentiles over the clients that are reported.
 QUANTILES = (10, 50, 90)
 
@@ -30,7 +32,8 @@ class Details(NamedTuple):
         confusion: number of test samples by true class (rows) and predicted class, ``[K, K]``; ``None`` if
             the scores do not determine a class.
         classes: names of the classes.
-        clients: every metric on each client's samples, ``[N]``; empty if it is not evaluated.
+        clients: every metric on each client's samples, ``[N]``; empty if it is not evaluated. Names of
+            metrics of fine-tuned points begin with :data:`PERSONAL`.
     """
 
     confusion: np.ndarray | None = None

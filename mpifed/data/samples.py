@@ -215,12 +215,12 @@ def splits(
 
 
 def hold_out(
-    labels: np.ndarray, share: float, seed: int, purpose: str = VALIDATION
+    labels: np.ndarray, share: float, seed: int, purpose: str = VALIDATION, client: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the row numbers of the remaining and of the held-out samples, each ascending.
 
-    The same share of every class, to the nearest sample, is drawn at random. The draw depends on the seed
-    alone.
+    The same share of every class, to the nearest sample, is drawn at random. The draw depends on the seed,
+    the purpose and the client alone.
 
     Args:
         share: fraction of the samples that is held out.
@@ -237,7 +237,7 @@ def hold_out(
             f"{purpose} = {share} of {len(labels)} samples holds out {counts.sum()}: expected at least one, "
             "and at least one training sample"
         )
-    rng = generator(seed, purpose)
+    rng = generator(seed, purpose, client)
     held = np.concatenate([rng.permutation(members)[:count] for members, count in zip(classes, counts)])
     return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)
 

@@ -60,6 +60,7 @@ class AUC(HeldOut, Minimax):
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
+        self._hold_out_locally(seed)
         is_positive = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(is_positive)
         self._ratio = float(is_positive[np.concatenate(self._rows)].mean())

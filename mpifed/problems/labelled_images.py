@@ -15,7 +15,7 @@ from mpifed.core.records import Blocks
 from mpifed.data import Dataset, Labelled, Partition, read
 from mpifed.data.augmentation import Augmented
 from mpifed.data.partition import IID, divide
-from mpifed.data.samples import Split, splits, splits_of
+from mpifed.data.samples import Split, hold_out, splits, splits_of
 from mpifed.models import Linear, Model
 from mpifed.models.base import Shapes
 
@@ -31,8 +31,8 @@ RESIDENT = 2**30
 class HeldOut:
     """Base class of problems whose metrics are computed on the samples ``_held_out`` of one split.
 
-    In ``prepare``, a subclass sets ``_splits`` and ``_rows``, the row numbers of every client's training
-    samples, and then calls ``_select_split("test")``.
+    In ``prepare``, a subclass sets ``_splits`` and ``_rows``, the row numbers of every client's samples, and
+    then calls ``_hold_out_locally`` and ``_select_split("test")``.
 
     Attributes:
         split: the split on which metrics are computed: "test", another split, or the number of a client.
@@ -45,6 +45,13 @@ class HeldOut:
         description="fraction of the training samples that is held out for validation before they are "
         "partitioned; for data sets without a validation split",
     )
+    local_test: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="fraction of each client's samples that is held out from training as the client's own "
+        'test samples, for run.evaluate_on = ["clients"] and [personalize]',
+    )
 
     split = "test"
 
@@ -56,10 +63,28 @@ class HeldOut:
         other._select_split(split)
         return other
 
+    def _hold_out_locally(self, seed: int) -> None:
+        """Hold out the share ``local_test`` of every class of each client's samples.
+
+        Raises:
+            ValueError: nothing of a client would be held out, or nothing would remain.
+        """
+        self._local = self._rows  # the rows on which a client is evaluated
+        if self.local_test:
+            labels = self._splits["train"].all_labels
+            parts = []
+            for client, rows in enumerate(self._rows):
+                try:
+                    parts.append(hold_out(labels[rows], self.local_test, seed, "local_test", client))
+                except ValueError as error:
+                    raise ValueError(f"client {client}: {error}") from None
+            self._local = [rows[held] for rows, (_, held) in zip(self._rows, parts)]
+            self._rows = [rows[rest] for rows, (rest, _) in zip(self._rows, parts)]
+
     def _select_split(self, split: str | int) -> None:
         """Use the samples of a split, or of the client with this number, as held-out samples."""
         train = self._splits["train"]
-        selected: Split = train.select(self._rows[split]) if isinstance(split, int) else self._splits[split]
+        selected: Split = train.select(self._local[split]) if isinstance(split, int) else self._splits[split]
         if split == "train":  # only the clients' samples
             selected = train.select(np.sort(np.concatenate(self._rows)))
         self._held_out, self._resident = selected, {}
@@ -109,6 +134,7 @@ class LabelledImages(HeldOut, Augmented):
         train = self._splits["train"]
         positive = train.labels >= (images.classes + 1) // 2
         self._rows = divide(self.partition, train, positive, self.clients, seed, images)
+        self._hold_out_locally(seed)
         self._select_split("test")
 
     @property

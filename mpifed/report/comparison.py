@@ -17,7 +17,7 @@ from mpifed.base.plugins import short_names
 from mpifed.base.settings import flatten, suggest
 from mpifed.config.theory import prescription_of
 from mpifed.core.autodiff import Evaluation
-from mpifed.core.metrics import VALIDATION, split_metric_name
+from mpifed.core.metrics import CLIENTS, PERSONAL, VALIDATION, split_metric_name
 from mpifed.report.statistics import (
     Curve,
     MeanStd,
@@ -293,9 +293,11 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """The distinct metrics of the settings, except statistics over clients, which have a separate table."""
+    """The distinct metrics of the settings, without statistics over clients except their means; a separate
+    table shows these."""
+    prefixes = tuple(split_metric_name(prefix, "") for prefix in (CLIENTS, PERSONAL))
     every = dict.fromkeys(metric for setting in settings for metric in setting.metrics)
-    return [metric for metric in every if not metric.startswith(split_metric_name("client", ""))]
+    return [metric for metric in every if not metric.startswith(prefixes) or metric.endswith("_mean")]
 
 
 def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:

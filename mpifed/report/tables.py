@@ -207,8 +207,8 @@ def _used(run: RunData, key: str) -> float:
 
 
 def client_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row per setting and metric: quantiles over the clients and the worst client, averaged over the
-    runs, and the number of the worst client in each run."""
+    """One row per setting and metric: mean, quantiles and worst value of the clients, averaged over the runs,
+    and the number of the worst client in each run."""
     rows = []
     for setting, name in zip(settings, labels(settings)):
         runs = [run for run in setting.runs if run.details.clients]
@@ -221,7 +221,10 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
             }
             row = {"setting": name, "metric": metric, "clients": len(runs[0].details.clients[metric])}
             figures = MeanStd.from_values(run.details.clients[metric][k] for run, k in zip(runs, worst))
-            rows.append(row | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))})
+            mean = {"mean": MeanStd.from_values(values.mean() for values in known)}
+            rows.append(
+                row | mean | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))}
+            )
     return rows
 
 

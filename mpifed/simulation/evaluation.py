@@ -16,13 +16,14 @@ import torch
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.metrics import QUANTILES, VALIDATION, Details, split_metric_name
+from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Details, split_metric_name
 from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.placement import Placement
+from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = [
@@ -66,9 +67,11 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> 
     shortest = INTERVAL if config.measures else min(INTERVAL, max(1, config.rounds // POINTS))
     clients, method = config.problem.clients, config.algorithm
     batch = config.oracle.batch_size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
+    tuned = clients * config.personalize.steps * batch if config.personalize else 0
+    scored = sum(rows.values()) + ROWS_PER_GRADIENT * tuned
     cohort = config.participation.expected_reports(clients)
     gradients = cohort * local_steps(method) * method.calls_per_step * batch
-    costly = math.ceil(sum(rows.values()) / (ROWS_PER_GRADIENT * SHARE * gradients)) if gradients else 1
+    costly = math.ceil(scored / (ROWS_PER_GRADIENT * SHARE * gradients)) if gradients else 1
     return max(shortest, costly)
 
 
@@ -78,7 +81,7 @@ class Evaluator:
     Args:
         on: "train" to include all training samples, "clients" to include the samples of each client.
         user_metrics: the metrics that the job names, in addition to those of the problem.
-        placement: of the clients on the ranks; required with "clients".
+        placement: of the clients on the ranks; required with "clients" and for :meth:`personalize`.
 
     Attributes:
         splits: split → the problem with the held-out rows of that split; "test" is the problem itself.
@@ -101,22 +104,38 @@ class Evaluator:
         self.problem, self.comm, self.user_metrics, self.placement = problem, comm, user_metrics, placement
         self.clients, self.details = "clients" in on, Details()
         self.names: Sequence[str] | None = None
+        self._tuning: FineTuning | None = None
         self._warned: set[str] = set()
         train = ["train"] if "train" in on else []
         with collective_errors(comm, ValueError):
             with user_code_errors(f"{type(problem).__name__}.tested_on"):
                 others = {name: problem.tested_on(name) for name in (VALIDATION, *train)}
-                supported = not on or problem.tested_on(0) is not None
-            self._expect(supported, on)
+            if on:
+                self._expect_splits(f"run.evaluate_on = {list(on)}", "expected []")
+            self._expect_labels()
         self.splits = {"test": problem} | {name: one for name, one in others.items() if one}
 
-    def _expect(self, supported: bool, on: Collection[str]) -> None:
-        name, labelled = type(user_problem(self.problem)).__name__, self.problem.test_labels() is not None
+    def personalize(self, tuning: FineTuning) -> None:
+        """Also evaluate each client's metrics at the point that the client has fine-tuned. Collective.
+
+        Raises:
+            CollectiveError: the problem does not define its metrics on the clients' samples.
+        """
+        with collective_errors(self.comm, ValueError):
+            self._expect_splits("[personalize]", "leave it out")
+        self._tuning = tuning
+
+    def _expect_splits(self, setting: str, remedy: str) -> None:
+        with user_code_errors(f"{type(self.problem).__name__}.tested_on"):
+            supported = self.problem.tested_on(0) is not None
         if not supported:
+            name = type(user_problem(self.problem)).__name__
             raise ContractError(
-                f"run.evaluate_on = {list(on)}: {name} does not define its metrics on other samples "
-                "(tested_on): expected []"
+                f"{setting}: {name} does not define its metrics on other samples (tested_on): {remedy}"
             )
+
+    def _expect_labels(self) -> None:
+        name, labelled = type(user_problem(self.problem)).__name__, self.problem.test_labels() is not None
         for metric in self.user_metrics:
             if metric.of_scores and not (labelled and self.problem.test_rows):
                 raise ContractError(
@@ -129,15 +148,21 @@ class Evaluator:
         """Names of the metrics to maximise."""
         of_rows = {*self.problem.maximised}.union(*(m.maximised for m in self.user_metrics if m.of_scores))
         of_point = {name for m in self.user_metrics if not m.of_scores for name in m.maximised}
-        of_clients = {name for metric in of_rows if self.clients for name in _summary_names(metric)}
+        prefixes = [CLIENTS] * self.clients + [PERSONAL] * (self._tuning is not None)
+        of_clients = {
+            name
+            for prefix in prefixes
+            for metric in of_rows
+            for name in (*_summary_names(prefix, metric), split_metric_name(prefix, metric))
+        }
         return frozenset(of_point | of_clients | {_title(s, name) for s in self.splits for name in of_rows})
 
     @property
     def rows(self) -> dict[str, int]:
         """Number of scored samples by split."""
         rows = {split: problem.test_rows for split, problem in self.splits.items() if problem.test_rows}
-        sizes = map(self.problem.client_size, range(self.problem.clients)) if self.clients else ()
-        total = sum(sizes)
+        evaluated = range(self.problem.clients) if self.clients or self._tuning else ()
+        total = sum(map(self.problem.client_size, evaluated))
         return rows | ({"clients": total} if total else {})
 
     def __call__(
@@ -168,23 +193,36 @@ class Evaluator:
                     values |= {_title(split, name): value for name, value in found.items()}
                     details = details if split != "test" else evaluation_details(problem, predictions)
         if self.clients:
-            table = self._client_table(named, r)
-            values |= client_summary(table, self.maximised)
+            table = self._client_table(lambda position: named, r)
+            values |= client_summary(CLIENTS, table, self.maximised)
             details = details._replace(clients=table)
+        if self._tuning:
+            flat, tune = torch.cat(point), self._tuning
+
+            def tuned(position: int) -> list:
+                parts = tune(position, flat, r).split([*blocks.sizes.values()])
+                return [blocks.unflatten(block, part) for block, part in zip(blocks, parts)]
+
+            table = self._client_table(tuned, r)
+            values |= client_summary(PERSONAL, table, self.maximised)
+            own = {split_metric_name(PERSONAL, name): column for name, column in table.items()}
+            details = details._replace(clients=details.clients | own)
         with collective_errors(self.comm, ValueError):
             self.details = details
             return self._columns(values, r, stationarity or {}) if self.comm.rank == 0 else {}
 
-    def _client_table(self, point, r: int) -> dict[str, np.ndarray]:
+    def _client_table(self, point_of: Callable[[int], list], r: int) -> dict[str, np.ndarray]:
         """Return every metric on each client's samples, ``[N]``, on all ranks. Collective.
+
+        ``point_of`` returns the evaluated point of the client at a position of this rank.
 
         Each client is evaluated by the rank that hosts it, so the number of ranks changes no value.
         """
         assert self.placement is not None
         with collective_errors(self.comm, ValueError):
             by_client = {}
-            for client in self.placement.clients_of(self.comm.rank).tolist():
-                problem = self.problem.tested_on(client)
+            for position, client in enumerate(self.placement.clients_of(self.comm.rank).tolist()):
+                problem, point = self.problem.tested_on(client), point_of(position)
                 scores = _scores(problem, point, 0, problem.test_rows)
                 by_client[client] = self._values(problem, point, scores, r, client)
         names = json.dumps([*by_client[0]]) if 0 in by_client else None
@@ -349,8 +387,8 @@ def _number(name: str, value) -> float:
         raise ContractError(f"the metric {name!r} is {short_repr(value)}, expected a number") from None
 
 
-def client_summary(table: dict[str, np.ndarray], maximised: Collection[str]) -> dict[str, float]:
-    """Return quantiles over the clients, by linear interpolation, and the worst client's value.
+def client_summary(prefix: str, table: dict[str, np.ndarray], maximised: Collection[str]) -> dict[str, float]:
+    """Return the mean and quantiles over the clients, by linear interpolation, and the worst client's value.
 
     NaN, such as the AUC on samples of one class, is ignored.
     """
@@ -359,14 +397,14 @@ def client_summary(table: dict[str, np.ndarray], maximised: Collection[str]) -> 
         defined = values[~np.isnan(values)]
         defined = defined if len(defined) else np.array([np.nan])
         worst = defined.min() if name in maximised else defined.max()
-        found = [*np.quantile(defined, np.array(QUANTILES) / 100), worst]
-        summary |= dict(zip(_summary_names(name), map(float, found)))
+        found = [defined.mean(), *np.quantile(defined, np.array(QUANTILES) / 100), worst]
+        summary |= dict(zip(_summary_names(prefix, name), map(float, found)))
     return summary
 
 
-def _summary_names(metric: str) -> list[str]:
-    suffixes = (*(f"q{percent}" for percent in QUANTILES), "worst")
-    return [split_metric_name("client", f"{metric}_{suffix}") for suffix in suffixes]
+def _summary_names(prefix: str, metric: str) -> list[str]:
+    suffixes = ("mean", *(f"q{percent}" for percent in QUANTILES), "worst")
+    return [split_metric_name(prefix, f"{metric}_{suffix}") for suffix in suffixes]
 
 
 def projections(problem: Problem) -> list[tuple[str, Callable]]:

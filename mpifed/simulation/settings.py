@@ -39,6 +39,7 @@ from mpifed.core.user_metrics import MetricSetting
 from mpifed.core.validation import check_method
 from mpifed.parallel.options import ParallelOptions
 from mpifed.simulation.costs import Clock
+from mpifed.simulation.personalization import Personalize
 from mpifed.simulation.regularization import Regularize
 from mpifed.simulation.stationarity import StationarityOptions
 
@@ -187,6 +188,7 @@ class SimulationSettings(Strict, BaseModel):
     clock: Clock | None = None
     regularize: Regularize | None = None
     measures: StationarityOptions | None = None
+    personalize: Personalize | None = None
 
     def __init__(self, /, **settings):
         try:
@@ -270,6 +272,10 @@ class SimulationSettings(Strict, BaseModel):
         if self.regularize and problem.family != "minimax":
             raise ValueError(
                 f"[regularize] is for minimax problems, but {name} has the family {problem.family!r}"
+            )
+        if self.personalize and problem.family != "minimax":
+            raise ValueError(
+                f"[personalize] is for minimax problems, but {name} has the family {problem.family!r}"
             )
         for option, value in self.run.evaluation._asdict().items():
             if value != "none" and is_analytic(problem):

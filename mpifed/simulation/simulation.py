@@ -28,6 +28,8 @@ from mpifed.simulation.client_batching import Group
 from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.evaluation import Evaluator, infeasibility, projections
 from mpifed.simulation.executor import Observer
+from mpifed.simulation.full_data import FullData
+from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.regularization import Regularizer
 from mpifed.simulation.rounds import NonFiniteError, Rounds
 from mpifed.simulation.settings import SimulationSettings
@@ -127,6 +129,8 @@ class Simulation:
                 config, self.problem, self.placement, memory, self.transport, participants, observers, group
             )
             self.stationarity = StationarityEvaluator(self) if config.measures else None
+            if config.personalize:
+                self.metrics.personalize(FineTuning(config.personalize, FullData(self)))
         oracle, regularize = self.rounds.executor.oracle, config.regularize
         self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 

@@ -39,7 +39,14 @@ def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
     kind, method = JOBS[name]
     problem = kind(dataset="digits", model="linear", clients=5, validation=0.2, **settings)
     execution = {"evaluate_on": ["train", "clients"], "out": out, "progress": False, "reduction": "exact"}
-    return Config(algorithm=method, problem=problem, rounds=2, metrics=metrics, run=execution)
+    return Config(
+        algorithm=method,
+        problem=problem,
+        rounds=2,
+        metrics=metrics,
+        personalize={"eta": 0.1, "steps": 2},
+        run=execution,
+    )
 
 
 def found(config, comm):
@@ -54,7 +61,7 @@ def found(config, comm):
 def test_bitwise_identical_to_one_process(comm, name):
     (figures, details), (alone, own) = (found(job(name), one) for one in (comm, SerialComm()))
     assert figures == (alone if comm.rank == 0 else {})
-    assert {"margin", "train_share", "client_share_worst", "validation_margin", "norm"} <= alone.keys()
+    assert {"margin", "train_share", "client_share_worst", "personal_margin_mean", "norm"} <= alone.keys()
     assert "train_norm" not in alone and "client_norm_q10" not in alone, "a metric of the point has no splits"
     if comm.rank == 0:
         assert (details.confusion is None) == (name == "auc") and np.array_equal(

@@ -172,12 +172,14 @@ def test_the_point_has_the_problems_blocks_under_operator_methods():
 
 def test_quantiles_and_the_worst_client():
     shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
-    found = client_summary({"share": shares, "loss": shares}, {"share"})
+    found = client_summary("client", {"share": shares, "loss": shares}, {"share"})
     # The 10 % quantile of 0.1, 0.3, 0.5, 0.7, 0.9 is 0.4 of the way from the first to the second.
-    parts = ("q10", "q50", "q90", "worst")
+    parts = ("mean", "q10", "q50", "q90", "worst")
     assert list(found) == [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
-    assert [*found.values()] == pytest.approx([0.18, 0.5, 0.82, 0.1, 0.18, 0.5, 0.82, 0.9], abs=1e-15)
-    assert all(np.isnan([*client_summary({"share": np.full(3, np.nan)}, ()).values()]))
+    assert [*found.values()] == pytest.approx(
+        [0.5, 0.18, 0.5, 0.82, 0.1, 0.5, 0.18, 0.5, 0.82, 0.9], abs=1e-15
+    )
+    assert all(np.isnan([*client_summary("client", {"share": np.full(3, np.nan)}, ()).values()]))
 
 
 def test_metrics_of_clients_and_confusion_matrix(tmp_path):
