@@ -10,8 +10,10 @@ in the paper, and writes ``figure.png`` and a report to the output folder of the
 skipped, so the same command continues after an interruption.
 
 ``--claims`` executes missing runs of the claims in FILE (default: jobs/papers/claims.toml, whose folder also
-contains the job files), tests the claims, and writes docs/experiments.md, or docs/theory_experiments.md for
-jobs/theory/claims.toml. NAME restricts the runs to some experiments or claims.
+contains the job files), stores their results in the folder ``results`` next to FILE, tests the claims, and
+writes docs/experiments.md, or docs/theory_experiments.md for jobs/theory/claims.toml. NAME restricts the runs
+to some experiments or claims. With ``--draw``, nothing is run: the claims are tested with complete runs and
+with stored results of unchanged job files.
 
 The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes. ``--launch``
 submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
@@ -84,7 +86,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--launch", metavar="OPTIONS", help="submit Slurm job arrays with these options of `mpifed launch`"
     )
-    parser.add_argument("--draw", action="store_true", help="use existing runs only")
+    parser.add_argument("--draw", action="store_true", help="use existing runs and stored results only")
     return parser
 
 
@@ -139,6 +141,7 @@ def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespa
         for command in commands(book, name, ()):
             if code := execute(command, given.ranks):
                 return code
+        page.store(book, book.experiments[name])
     source = "" if file == CLAIMS else f"{file} "
     parts = page.sections(book)
     path = page.write(book, parts, source, given.out)

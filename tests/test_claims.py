@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -569,7 +570,10 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
         (jobs / f"{name}.toml").write_text(JOB.format(title=f"A rotation, {name}", out=out) + own)
     entries = {"true": ("rotation", "LESGD", "LSGD"), "false": ("rotation", "LSGD", "LESGD"),
                "open": ("later", "LESGD", "LSGD")}  # fmt: skip
-    (jobs / "claims.toml").write_text("".join(CLAIM.format(name, *own) for name, own in entries.items()))
+    twice = '[experiment.rotation]\nsource = "wang_nd_slippax"\nmetric = "err_D"\nsearches = 2\n'
+    (jobs / "claims.toml").write_text(
+        twice + "".join(CLAIM.format(name, *own) for name, own in entries.items())
+    )
     expected = {
         "true": "reproduced",
         "false": "only at the stated settings",
@@ -580,7 +584,15 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
     page = (tmp_path / "docs/experiments.md").read_text()
     assert "LESGD" in page and "`python scripts/reproduce.py --claims jobs/claims.toml later`" in page
     assert (tmp_path / "docs/papers/rotation.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| search noise |" in page and "| second search |" in page
     assert verdicts(tmp_path, "jobs/claims.toml", "later")["open"] == "reproduced"
+    page = (tmp_path / "docs/experiments.md").read_text()
+    shutil.rmtree(tmp_path / "runs")
+    verdicts(tmp_path, "jobs/claims.toml", "--draw")
+    assert (tmp_path / "docs/experiments.md").read_text() == page, "stored results give the same page"
+    job = jobs / "later.toml"
+    job.write_text(job.read_text().replace("eta = 0.1 }", "eta = 0.11 }"))
+    assert verdicts(tmp_path, "jobs/claims.toml", "--draw") == expected, "results of another job do not count"
 
 
 def verdicts(folder: Path, *arguments: str) -> dict[str, str]:

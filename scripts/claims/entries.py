@@ -117,6 +117,8 @@ class Experiment:
         also: further metrics of the figure.
         panels: settings whose combinations of values are separate tasks; ``a|b`` if methods name a setting
             differently. Default: all settings that vary, except those of the methods.
+        searches: number of searches, 1 or 2. The second search has other seeds, and shows by how much the
+            differences between methods depend on the search.
         drawn: selects the tasks of the figure by the values of dotted settings; all tasks if none matches.
         note: remarks.
     """
@@ -127,6 +129,7 @@ class Experiment:
     metric: str
     also: Sequence[str] = ()
     panels: Sequence[str] = ()
+    searches: int = 1
     drawn: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -158,6 +161,10 @@ class Book:
     def full(self, name: str) -> Path:
         """Return its job file in the paper's size."""
         return self.folder / "full" / f"{name}.toml"
+
+    def stored(self, job: Path, panel: str = "") -> Path:
+        """Return the file with the stored results of a job file; ``panel`` distinguishes several."""
+        return self.folder / "results" / job.relative_to(self.folder).with_suffix(f"{panel}.jsonl.xz")
 
 
 def read(path: str | Path) -> Book:
@@ -241,6 +248,8 @@ def _experiment(name: str, table: dict, folder: Path) -> Experiment:
     _job(name, folder, what)
     one = _built(Experiment, {"name": name, "title": title(folder / f"{name}.toml")} | table, what)
     _key(one.source, what)
+    if one.searches not in (1, 2):
+        raise ConfigError(f"{what}: expected searches = 1 or 2, got {one.searches}")
     return one
 
 
@@ -283,6 +292,8 @@ def _is(value, kind: str) -> bool:
         return isinstance(value, dict)
     if kind.startswith("float"):
         return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, bool if kind == "bool" else str)
 
 

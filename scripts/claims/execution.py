@@ -6,10 +6,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from claims.entries import Book
-from claims.panels import without
+from claims.panels import SECOND_SEED, output_folder, without
 from mpifed.config.tables import read_table
 from mpifed.tuning.results import BEST
 
@@ -17,8 +16,8 @@ from mpifed.tuning.results import BEST
 def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) -> list[list[str]]:
     """Return the commands of an experiment.
 
-    These are the search and the runs with its best settings (or the runs of a job without a search), and the
-    runs with the stated settings; with ``full``, the runs in the paper's size.
+    These are the searches and the runs with their best settings (or the runs of a job without a search), and
+    the runs with the stated settings; with ``full``, the runs in the paper's size.
 
     Args:
         changes: KEY=VALUE. Changes of [tune] apply to the search, changes of [sweep] to the other job files.
@@ -29,11 +28,14 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
     job = book.job(name)
     table = read_table(job)
     if "tune" in table:
-        found = Path(table["run"]["out"]) / BEST
-        made = [
-            ["tune", str(job), *without(changes, "sweep")],
-            ["sweep", str(found), *without(sweeps, "sweep")],
-        ]
+        made = []
+        for second in (False, True)[: book.experiments[name].searches]:
+            out = output_folder(table, second)
+            other = [f"seed={SECOND_SEED}", f"run.out={out}"] if second else []
+            made += [
+                ["tune", str(job), *without(changes, "sweep"), *other],
+                ["sweep", str(out / BEST), *without(sweeps, "sweep")],
+            ]
     else:
         made = [["sweep", str(job), *sweeps]]
     return made + ([["sweep", str(book.stated(name)), *sweeps]] if book.stated(name).is_file() else [])

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from claims import stored
 from claims.entries import PAGES, Book, Claim, Experiment
 from claims.figures import draw, draw_trends
-from claims.panels import Panel, read_panel, task_title
+from claims.panels import SECOND, Panel, read_panel, task_title
 from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
 from mpifed.report.comparison import Rule, Setting
 
@@ -48,6 +49,17 @@ class Judged:
                 groups.setdefault((pair.task, pair.subject), []).append(pair)
             rows += [(name, all_of(own).deciding, outcome(own)) for own in groups.values()]
         return rows
+
+    def search_noise(self, pair: Pair) -> str:
+        """Return the distance between the mean differences of a pair after the two searches, or ""."""
+        found = [
+            one.mean
+            for name, judgement in self.judgements.items()
+            if name in ("tuned", SECOND)
+            for one in judgement.pairs
+            if (one.task, one.subject, one.rival) == (pair.task, pair.subject, pair.rival)
+        ]
+        return difference(abs(found[0] - found[1]), self.claim) if len(found) == 2 else ""
 
     @property
     def measure(self) -> str:
@@ -85,7 +97,8 @@ class Section:
 
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
-        return Judged(claim, judgements, verdict(*judgements.values()))
+        counted = [one for name, one in judgements.items() if name != SECOND]
+        return Judged(claim, judgements, verdict(*counted))
 
     @property
     def runs(self) -> int:
@@ -94,8 +107,8 @@ class Section:
 
     @property
     def seconds(self) -> float:
-        """Total wall time of the rounds of all runs."""
-        return sum(panel.seconds for panel in self.panels)
+        """Total wall time of the rounds of all runs and searches."""
+        return sum(panel.seconds + panel.search.seconds for panel in self.panels)
 
     @property
     def methods(self) -> list[str]:
@@ -126,9 +139,33 @@ def sections(book: Book) -> list[Section]:
 
 
 def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[Panel]:
-    """Return the panels of an experiment, tuned and stated, as far as there are job files."""
-    files = (book.job(one.name), book.stated(one.name))
-    return [read_panel(file, one.panels, changes) for file in files if file.is_file()]
+    """Return the panels of an experiment, tuned and stated, as far as there are job files.
+
+    Complete runs count before stored results. ``changes`` are settings of the runs, which stored results do
+    not have.
+    """
+    found = []
+    for job, second in jobs_of(book, one):
+        panel = read_panel(job, one.panels, changes, second)
+        if (panel.missing or not panel.settings) and not changes:
+            panel = stored.read(book.stored(job, ".second" if second else ""), job, one.panels) or panel
+        found.append(panel)
+    return found
+
+
+def jobs_of(book: Book, one: Experiment) -> list[tuple[Path, bool]]:
+    """Return the job file of each panel of an experiment, and whether its search is the second."""
+    job, stated = book.job(one.name), book.stated(one.name)
+    searches = [(job, False), (job, True)][: one.searches]
+    return [*searches, (stated, False)] if stated.is_file() else searches
+
+
+def store(book: Book, one: Experiment) -> None:
+    """Write the results of the complete panels of an experiment."""
+    for job, second in jobs_of(book, one):
+        panel = read_panel(job, one.panels, (), second)
+        if panel.settings and not panel.missing:
+            stored.write(panel, book.stored(job, ".second" if second else ""), job)
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
@@ -146,7 +183,7 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
         if trends:
             draw_trends(trends, part.panels[0], path)
         elif part.panels:
-            draw(part.experiment, part.panels, path)
+            draw(part.experiment, [one for one in part.panels if one.name != SECOND], path)
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -232,7 +269,9 @@ def p_value(p: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as seconds or minutes."""
+    """Format seconds as seconds, minutes or hours."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} hours"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

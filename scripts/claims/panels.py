@@ -22,6 +22,8 @@ from mpifed.tuning.results import BEST
 
 #: Value of a setting that a method does not have.
 NONE = "none"
+#: Name of the panel of a second search, also of its folder in the output folder; and its seed.
+SECOND, SECOND_SEED = "second search", 1000
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Panel:
     """The finished runs of a job.
 
     Attributes:
-        name: "tuned" if a search has selected the settings, "stated" for the settings stated in the paper,
-            "full" for the paper's size, otherwise "as given".
+        name: "tuned" if a search has selected the settings, :data:`SECOND` if a second search has, "stated"
+            for the settings stated in the paper, "full" for the paper's size, otherwise "as given".
         file: the job file.
         keys: the settings whose values define a task.
         settings: the runs, grouped by their settings.
@@ -102,7 +104,7 @@ class Panel:
         return min(own, key=lambda one: (cost(one) if cost else 0, rule.rank(one))) if own else None
 
 
-def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> Panel:
+def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = (), second: bool = False) -> Panel:
     """Read the finished runs of a job file, or of the best settings of its search.
 
     Other runs in the same folder are ignored, including runs of an earlier version of the job.
@@ -110,19 +112,27 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> 
     Args:
         keys: the settings that define tasks; default: all settings that vary, except those of the methods.
         changes: KEY=VALUE, as for the command that has run the job.
+        second: whether to read the runs of the second search.
     """
     table, search = read_table(file), Search()
-    out, name = Path(table["run"]["out"]), file.parent.name
+    out, name = output_folder(table, second), file.parent.name
     changes = without(changes, "tune")
     if "tune" in table:
-        file, search, name, changes = out / BEST, _search(out), "tuned", without(changes, "sweep")
+        file, search, name = out / BEST, _search(out), SECOND if second else "tuned"
+        changes = without(changes, "sweep")
     begun = file.is_file() and "sweep" in read_table(file)  # best.toml has none before the search has ended
     listed = variants(file, changes) if begun else []
     done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
-    name = name if name in ("tuned", "stated", "full") else "as given"
+    name = name if name in ("tuned", SECOND, "stated", "full") else "as given"
     return Panel(name, file, keys, settings, search, len(listed) - len(done))
+
+
+def output_folder(table: Mapping[str, Any], second: bool = False) -> Path:
+    """Return the output folder of a job's table, or of its second search."""
+    out = Path(table["run"]["out"])
+    return out / SECOND.replace(" ", "_") if second else out
 
 
 def without(changes: Sequence[str], section: str) -> list[str]:
