@@ -24,7 +24,7 @@ from claims.interval import interval, p_values, seeds_needed
 from claims.page import _settled, outcome
 from claims.panels import matches, task_title
 from claims.values import figures, worst
-from claims.verdicts import judge, verdict
+from claims.verdicts import is_improving, judge, verdict
 from mpifed.base.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -109,6 +109,18 @@ def test_planted_true_false_and_tied_claims_at_every_size(seeds):
         # Without a margin there is no tie.
         assert verdict(judge(claim(), where)).word == (word if lead else "not decided at this size")
         assert state(claim(tie=0.5), where) == ("tie" if not lead else "holds" if lead > 0 else "fails")
+
+
+def test_curves_are_flat_if_the_best_method_gains_less_than_its_deviation():
+    """The deviation over the seeds 1.0, 1.1, 1.2 is 0.1; values to minimise, on either scale."""
+    worse = [planted("Old", seed, [9, 8, 5, 3]) for seed in range(3)]
+    for gain, flat in ((0.05, True), (0.15, False)):
+        best = [planted("New", seed, [9, 3, end + gain, end]) for seed, end in enumerate((1.0, 1.1, 1.2))]
+        assert is_improving(claim(), panel(*best, *worse)) is not flat
+        assert is_improving(claim(scale="log"), panel(*best, *worse)) is not flat
+    assert not is_improving(claim(statistic="best"), panel(*best, *worse))
+    lost = [planted("New", seed, [9, math.nan, math.nan, math.nan], end="diverged") for seed in range(3)]
+    assert is_improving(claim(), panel(*lost, *worse)), "a method without finite values is not the best"
 
 
 def test_a_tie_that_is_not_shown_is_not_decided():

@@ -39,7 +39,7 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
         for row, metric in enumerate(metrics, number // columns * len(metrics)):
             cells = grid[row, number % columns * len(panels) :]
             for cell, panel in zip(cells, panels):
-                _cell(cell, metric, chosen[panel.name].get(task, []), methods)
+                draw_cell(cell, metric, chosen[panel.name].get(task, []), methods)
                 words = [panel.name] if len(panels) > 1 else []
                 title = task_title([task[one] for one in differing], [panel.keys[one] for one in differing])
                 cell.set_title(", ".join([*words, title]).strip(", "), fontsize=10)
@@ -60,14 +60,14 @@ def draw_trends(claims: Sequence[Claim], panel: Panel, path: Path) -> None:
     figure = Figure(figsize=(0.8 + 3.6 * columns, 0.4 + 3 * down), dpi=100, layout="constrained")
     grid = figure.subplots(down, columns, squeeze=False)
     for cell, claim in zip(grid.flat, claims):
-        _trend(cell, claim, panel)
+        draw_trend(cell, claim, panel)
     for cell in grid.flat[len(claims) :]:
         cell.remove()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
 
 
-def _trend(cell, claim: Claim, panel: Panel) -> None:
+def draw_trend(cell, claim: Claim, panel: Panel) -> None:
     for task, steps in tasks_of(claim, panel):
         along = [value(step[claim.subjects[0]], claim.trend["along"]) for step in steps]
         for method in (*claim.subjects, *claim.than):
@@ -93,7 +93,7 @@ def _trend(cell, claim: Claim, panel: Panel) -> None:
     cell.legend(fontsize=6, frameon=False)
 
 
-def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]) -> None:
+def draw_cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]) -> None:
     """Draw curves with bands over the seeds, and the bounds of theorems."""
     settings = [one for one in settings if metric in one.metrics]
     if not settings:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from claims import stored
 from claims.entries import PAGES, Book, Claim, Experiment
 from claims.figures import draw, draw_trends
 from claims.panels import SECOND, Panel, read_panel, task_title
-from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
+from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, all_of, is_improving, judge, verdict
 from mpifed.report.comparison import Rule, Setting
 
 STATISTICS = {
@@ -98,7 +98,10 @@ class Section:
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
         counted = [one for name, one in judgements.items() if name != SECOND]
-        return Judged(claim, judgements, verdict(*counted))
+        found = verdict(*counted)
+        if found.word != NOT_RUN and self.book.page == "experiments" and is_improving(claim, self.read[0]):
+            found = replace(found, detail="; ".join(filter(None, [found.detail, "the curves are not flat"])))
+        return Judged(claim, judgements, found)
 
     @property
     def runs(self) -> int:

@@ -138,6 +138,30 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
     return _combine(pairs, claim) if pairs else Judgement(NOT_RUN)
 
 
+def is_improving(claim: Claim, panel: Panel) -> bool:
+    """Return whether the curves of a claim about final values are not flat in some task.
+
+    They are flat if the best of the claim's methods improves by less than its deviation over the seeds in the
+    last quarter of the evaluations.
+    """
+    if claim.statistic != "final" or claim.trend or not claim.than:
+        return False
+    tasks = [[one for one in step.values() if one] for _, (step,) in tasks_of(claim, panel)]
+    return any(_improves(claim, settings) for settings in tasks)
+
+
+def _improves(claim: Claim, settings: Sequence[Setting]) -> bool:
+    curves = []  # of each setting: values at the beginning and the end of the last quarter, [seeds, 2]
+    for runs in (one.finite(claim.metric) for one in settings):
+        values = [run.metrics[claim.metric] for run in runs]
+        ends = [[scaled(one[k], claim) for k in (-1 - len(one) // 4, -1)] for one in values]
+        curves += [np.array(ends) * (1 if more_is_better(runs[0], claim) else -1)] if runs else []
+    if not curves:
+        return False
+    best = max(curves, key=lambda ends: ends[:, 1].mean())
+    return bool((best[:, 1] - best[:, 0]).mean() > (best[:, 1].std(ddof=1) if len(best) > 1 else 0.0))
+
+
 def tasks_of(claim: Claim, panel: Panel) -> list[tuple[str, list[dict[str, Setting | None]]]]:
     """Return the title of each task of the claim, and the settings of the claim's methods in it.
 
