@@ -4,6 +4,7 @@ These tests find errors that a method shares with its reference, such as a misre
 Identities of the plain loops themselves are in ``tests/reference``.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -255,7 +256,11 @@ IDENTITIES = {
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
     ),
     "FAT-Clipping that clips nothing": Identity(
-        [FATClipping(**GLOBAL, lam=1e9, per=per) for per in ("iteration", "round")],
+        [
+            FATClipping(**GLOBAL, lam=lam, per=per)
+            for per in ("iteration", "round")
+            for lam in (1e9, math.inf)
+        ],
         FSGDA(**GLOBAL),
         [FATClipping(**GLOBAL, lam=1.0, per=per) for per in ("iteration", "round")],
         SAMPLED,
