@@ -48,6 +48,7 @@ from mpifed.algorithms import (
     FedNest,
     FedNormSGDA,
     FedNormSGDAPlus,
+    FedProx,
     FedSGDAClip,
     FedSGDAM,
     FedSGDAPlus,
@@ -254,6 +255,24 @@ IDENTITIES = {
     ),
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
+    ),
+    "FedProx without proximal term": Identity(
+        [FedProx(K=K, eta=ETA, mu=0.0, eta_g=0.8)],
+        FSGDA(**EQUAL),
+        [FedProx(K=K, eta=ETA, mu=0.5, eta_g=0.8)],
+        SAMPLED,
+        Game(clients=5),
+    ),
+    "FedProx without proximal term and server step": Identity(
+        [FedProx(K=K, eta=ETA, mu=0.0)],
+        LocalSGDA(q=K, eta_x=ETA, eta_y=ETA),
+        [FedProx(K=K, eta=ETA)],
+    ),
+    "FedProx with one local step": Identity(
+        [FedProx(K=1, eta=ETA, mu=9.0, eta_g=0.8)],
+        FSGDA(**EQUAL | {"K": 1}),
+        runs=SAMPLED,
+        problem=Game(clients=5),
     ),
     "FAT-Clipping that clips nothing": Identity(
         [

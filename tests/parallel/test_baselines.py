@@ -484,6 +484,14 @@ CASES = {
         dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
     ),
     **training("FedProx", FedProx, plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
+    "FedProx minimax": Case(
+        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=3, eta=LOCAL["eta"], mu=0.7, eta_g=1.2),
+        dict(eta=lambda t: 0.1 / t ** (1 / 3)), True, True,
+    ),
+    "FedProx minimax stragglers": Case(
+        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=4, eta=0.05, mu=0.7, stragglers=0.5),
+        dict(eta=constant(0.05), numbers=partial(drawn.straggler, SEED)),
+    ),
     **training(
         "FedProx stragglers", FedProx, plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
         numbers=partial(drawn.straggler, SEED),

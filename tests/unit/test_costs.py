@@ -156,6 +156,7 @@ COSTS = {
     "SAGDA": (SAGDA(**GLOBAL), Game, 2 * D, 2 * D, 2, K + 1),
     "SAGDA, stored": (SAGDA(**GLOBAL, variates="stored"), Game, 2 * D, 2 * D, 1, K),
     "FedProx": (FedProx(**LOCAL), Half, X, X, 1, K),
+    "FedProx, with y": (FedProx(**LOCAL), Game, D, D, 1, K),
     "FedNova": (FedNova(tau=(1, 2, 3, 6), eta=0.01, beta=0.5), Half, X + 1, X, 1, 3),  # calls: their mean
     "FedNova, tau_eff": (FedNova(tau=K, eta=0.01, tau_eff=2.0), Half, X, X, 1, K),
     "FedDyn": (FedDyn(**LOCAL), Half, X, X, 1, K),
