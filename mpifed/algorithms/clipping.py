@@ -15,13 +15,20 @@ Readings:
 * *Minimax.* FAT-Clipping is stated for minimisation. If the problem has a block y, y ascends in the same way.
 * *BiClip of 0* is 0.
 * *Lower bounds.* With d > 0 the steps do not vanish at a solution, so constant step sizes do not converge.
-* *Sets.* If the problem has sets, points are projected after every local step and at the server, and Δ_i is
-  the projected displacement divided by η_l. The papers have no sets.
-* *Schedules of η_l.* Δ_i is then divided by the mean step size of the round.
+* *Sets.* If the problem has sets, points are projected after every local step and at the server. The terms of
+  Δ_i are then (x - Π(x - η_l g)) / η_l, which are the gradients g inside of the sets. The papers have no
+  sets.
+* *Schedules of η_l.* Δ_i of PR is the sum of the gradients for every step size, and the server's step is
+  η η_l Δ_i with the mean η_l of the round. Unless η_l is constant in a round, this is not the displacement,
+  so that PR with λ = ∞ is then not FSGDA.
+* *Unbiased averages* (``availability.unbiased``) of Bi²Clip: a bounded step is not a linear function of the
+  average displacement, so its mean over cohorts is not the step of all clients. The combination is refused if
+  the server has bounds. ``participation.weights`` only defines the average that is bounded.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -32,7 +39,7 @@ from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.directions import clip
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Rate, Threshold
 
 __all__ = ["Bi2Clip", "FATClipping"]
 
@@ -41,7 +48,7 @@ __all__ = ["Bi2Clip", "FATClipping"]
 class FATClipping(FSGDA):
     """FAT-Clipping: FSGDA with clipped gradients (PI), or clipped sums of a client's gradients (PR)."""
 
-    lam: Rate = Field(kw_only=True, description="clipping threshold λ in round t")
+    lam: Threshold = Field(kw_only=True, description="clipping threshold λ in round t; inf: FSGDA")
     per: Literal["iteration", "round"] = Field(
         default="iteration", description="clip every gradient (PI), or each client's sum of a round (PR)"
     )
@@ -50,18 +57,22 @@ class FATClipping(FSGDA):
     cites = ("yang2022fatclipping",)
 
     def client_round(self, now, shared, client, message, oracle):
-        x, y, lam = shared.x, shared.y, self.lam(now.round)
+        x, y, lam, delta_x, delta_y = shared.x, shared.y, self.lam(now.round), 0.0, 0.0
         for k in range(1, self.K + 1):
-            t = now.step(k)
+            eta_x, eta_y = self.eta_xl(now.step(k)), self.eta_yl(now.step(k))
             gx, gy = oracle.grad(x, y, oracle.sample())
             if self.per == "iteration":
                 gx, gy = clip(gx, lam), clip(gy, lam)
-            x, y = oracle.sets.x(x - self.eta_xl(t) * gx), oracle.sets.y(y + self.eta_yl(t) * gy)
-        dx, dy = x - shared.x, y - shared.y
-        if self.per == "round":
-            eta_x, eta_y = now.total(self.eta_xl) / self.K, now.total(self.eta_yl) / self.K
-            dx, dy = clip(dx, eta_x * lam), clip(dy, eta_y * lam)
-        message.dx, message.dy = dx, dy
+            step_x, step_y = x - eta_x * gx, y + eta_y * gy
+            x, y = oracle.sets.x(step_x), oracle.sets.y(step_y)
+            if self.per == "round":
+                delta_x = delta_x + gx + _ratio(step_x - x, eta_x)
+                delta_y = delta_y + gy + _ratio(y - step_y, eta_y)
+        if self.per == "iteration":
+            message.dx, message.dy = x - shared.x, y - shared.y
+        else:
+            message.dx = -now.total(self.eta_xl) / self.K * clip(delta_x, lam)
+            message.dy = now.total(self.eta_yl) / self.K * clip(delta_y, lam)
 
 
 @hyperparameters
@@ -97,6 +108,11 @@ class Bi2Clip(Algorithm):
             if d is not None and d > u:
                 raise ValueError(f"{name}: expected at most the upper bound {u}, got {d}")
 
+    @property
+    def bias(self) -> str:
+        bounds = self.u_g < math.inf or self.d_g
+        return "it bounds the average: set u_g = inf and leave d_g out" if bounds else ""
+
     def client_round(self, now, shared, client, message, oracle):
         x = shared.x
         for k in range(1, self.K + 1):
@@ -106,6 +122,11 @@ class Bi2Clip(Algorithm):
 
     def server_round(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_g(now.round) * _bi_clip(mean.dx, self.d_g, self.u_g))
+
+
+def _ratio(change: torch.Tensor, eta: float) -> torch.Tensor | float:
+    """Return a change by a projection, divided by the step size; 0 for a step of 0."""
+    return change / eta if eta else 0.0
 
 
 def _bi_clip(v: torch.Tensor, d: float | None, u: float) -> torch.Tensor:

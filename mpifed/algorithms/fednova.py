@@ -11,7 +11,7 @@ Readings:
   exact here; the authors' program uses that of the plain momentum.
 * *τ_eff* is the weighted mean of the ‖a_i‖_1 of the cohort, or, as in the authors' program, of the τ_i if
   there is a proximal term. With unbiased averages (``availability.unbiased``), the product of this mean and
-  the mean of the d_i is biased; set ``tau_eff`` to avoid this.
+  the mean of the d_i would be biased, so the combination is refused unless ``tau_eff`` is a number.
 * *Momentum and proximal term.* The authors' program multiplies their recursions if both are given; here, this
   is an error.
 * *Weights of clients* are those of the job (``participation.weights``), which sum to 1 over the cohort. In
@@ -67,6 +67,10 @@ class FedNova(UnequalSteps):
             )
         if self.mu and self.eta * self.mu > 1:
             raise ValueError(f"mu: expected eta * mu <= 1, got {self.eta * self.mu:g}")
+
+    @property
+    def bias(self) -> str:
+        return "" if self.tau_eff else "it is a product of two averages: set algorithm.tau_eff"
 
     @property
     def shared(self) -> Record:

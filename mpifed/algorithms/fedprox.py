@@ -8,6 +8,8 @@ Readings:
   and then takes a number of steps that is uniform in 1, ..., K - 1. Its result counts as that of the other
   clients. The authors' program draws an exact share of the cohort and numbers of epochs. It compares with a
   FedAvg that leaves stragglers out, which is ``participation.dropout``.
+* *Minimax.* The paper minimises. If the problem has a block y, y ascends in the same way on f_i - (μ/2)
+  ‖y - y_t‖².
 * *Weights of clients* are those of the job (``participation.weights``).
 * *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The paper
   has no sets.
@@ -33,8 +35,8 @@ class FedProx(Algorithm):
     """FedProx: local steps with a proximal term that pulls to the server's point, then the average."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta: Rate = Field(description="local step size")
-    mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0 gives FedAvg")
+    eta: Rate = Field(description="local step size of both blocks")
+    mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0: FedAvg, FSGDA")
     eta_g: Rate = Field(
         default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
     )
@@ -47,26 +49,29 @@ class FedProx(Algorithm):
 
     source = "Li et al. 2020, Algorithm 2"
     cites = ("li2020fedprox",)
-    family = "minimisation"
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "K"
-    shared = Record(x="x")
-    message = Record(dx="x")
+    shared = Record(x="x", y="y")
+    message = Record(dx="x", dy="y")
 
     def __post_init__(self):
         if self.stragglers and self.K == 1:
             raise ValueError("stragglers take fewer than K local steps: expected K >= 2, got 1")
 
     def client_round(self, now, shared, client, message, oracle):
-        x = shared.x
+        x, y = shared.x, shared.y
         for k, active in enumerate(step_masks(oracle, self.steps_of(now, oracle)), 1):
-            g = oracle.grad(x, oracle.sample()) + self.mu * (x - shared.x)
-            new = oracle.sets.x(x - self.eta(now.step(k)) * g)
-            x = new if active is None else torch.where(active, new, x)
-        message.dx = x - shared.x
+            eta = self.eta(now.step(k))
+            gx, gy = oracle.grad(x, y, oracle.sample())
+            new_x = oracle.sets.x(x - eta * (gx + self.mu * (x - shared.x)))
+            new_y = oracle.sets.y(y + eta * (gy - self.mu * (y - shared.y)))
+            x = new_x if active is None else torch.where(active, new_x, x)
+            y = new_y if active is None else torch.where(active, new_y, y)
+        message.dx, message.dy = x - shared.x, y - shared.y
 
     def server_round(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_g(now.round) * mean.dx)
+        shared.y = now.sets.y(shared.y + self.eta_g(now.round) * mean.dy)
 
     def steps_of(self, now, oracle) -> np.ndarray:
         """Return the numbers of local steps of the clients that are stepped together, ``[C]``."""

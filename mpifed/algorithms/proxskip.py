@@ -109,6 +109,10 @@ class ProxSkipLSVRGDAFL(ProxSkipVIPFL):
     def minibatch_alternative(self) -> str:
         return "" if self.large_batch else "large_batch"
 
+    @property
+    def rows_alternative(self) -> str:
+        return "" if self.q else "q"
+
     def client_round(self, now, shared, client, message, oracle):
         self.update_h(now, shared, client)
         z, w, V = shared.z, client.w, client.V
@@ -125,8 +129,6 @@ class ProxSkipLSVRGDAFL(ProxSkipVIPFL):
 
     def probabilities(self, oracle) -> np.ndarray:
         """Return q of each client, ``[C, 1]``."""
-        if self.q is None and not oracle.rows.all():
-            raise ValueError("q: expected a number, because the problem generates samples and has no rows")
         return np.broadcast_to(self.q or 1 / oracle.rows, len(oracle.client))[:, None]
 
     def reference_value(self, x, oracle):

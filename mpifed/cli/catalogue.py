@@ -199,7 +199,7 @@ TOP_LEVEL = [
     name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
 ]
 #: Values for settings without a default, by type.
-_PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Weight"), 0.1)}
+_PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Threshold", "Weight"), 0.1)}
 _PLAUSIBLE |= {"Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 

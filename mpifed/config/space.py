@@ -30,12 +30,13 @@ from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
-from mpifed.core.schedules import PositiveRate, Rate, Weight
+from mpifed.core.schedules import PositiveRate, Rate, Threshold, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
 
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
+_NUMBERS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
 #: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
 _CHOICES_WITH_SETTINGS = (
@@ -294,7 +295,7 @@ def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
-    is_open = hint in (float, Rate, PositiveRate, Weight, Decay) and default not in (None, 1, math.inf)
+    is_open = hint in _NUMBERS and default not in (None, 1, math.inf)
     if not is_open or least > 0:
         return
     if _is_decay(hint, field):

@@ -44,6 +44,7 @@ __all__ = [
     "Now",
     "Phase",
     "communicated_fields",
+    "constant_matrices",
     "local_steps",
     "stored_fields",
     "undeclared_stored_fields",
@@ -145,6 +146,11 @@ class Algorithm:
     #: For methods that use ``oracle.full_batch``: the setting that selects minibatches instead, or
     #: "setting = value".
     minibatch_alternative: ClassVar[str] = ""
+    #: For methods that use ``oracle.rows``: the setting that is required if the problem generates samples.
+    rows_alternative: ClassVar[str] = ""
+    #: Why ``availability.unbiased`` does not make the method's step unbiased, and what to set; empty if it
+    #: does.
+    bias: ClassVar[str] = ""
     #: Whether the method handles the convex part φ of a composite variational inequality.
     composite: ClassVar[bool] = False
     #: False if the method does not project, so that problems with sets are refused.
@@ -213,6 +219,12 @@ def updated_matrices(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple
         for name, field in adaptive.items()
     }
     return [tuple(name for name in adaptive if phase_of[name] == number) for number in range(len(phases))]
+
+
+def constant_matrices(method: Algorithm) -> list[str]:
+    """Return the fields of ``shared`` with matrices that are the same in every round and known in advance."""
+    adaptive = method.shared.fields_of_type(Adaptive)
+    return [] if adaptive and method.matrix.adapts else [*adaptive]
 
 
 def communicated_fields(record: Record) -> list[str]:

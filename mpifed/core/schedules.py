@@ -12,14 +12,14 @@ import math
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
 
 __all__ = [
     "SCHEDULES", "Constant", "Cosine", "PositiveRate", "Power", "Rate", "Squared", "Steps", "Weight",
-    "largest",
+    "Threshold", "largest",
 ]  # fmt: skip
 
 
@@ -181,7 +181,20 @@ def _weight(rate: Rate) -> Rate:
     return rate
 
 
+@hyperparameters
+class _NoThreshold(Constant):
+    """The threshold that nothing exceeds."""
+
+    value: float = math.inf
+
+
+def _threshold(value):
+    return _NoThreshold() if isinstance(value, float) and value == math.inf else value
+
+
 #: A step size by which a method divides: a number or a schedule whose values are above 0.
 PositiveRate: Any = Annotated[Rate, AfterValidator(_positive), Field(title="number or schedule, > 0")]
 #: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1.
 Weight: Any = Annotated[Rate, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
+#: A threshold, such as that of clipping: a number or a schedule; ``inf`` for none.
+Threshold: Any = Annotated[Rate, BeforeValidator(_threshold), Field(title="number or schedule")]

@@ -410,6 +410,11 @@ def _samples(
             f"{title(algorithm)} needs gradients on all data of a client, but draw() generates samples: "
             f"set algorithm.{algorithm.minibatch_alternative}, or define full_batch(client)"
         )
+    if algorithm is not None and algorithm.rows_alternative:
+        yield (
+            f"{title(algorithm)} uses the number of rows of a client, but draw() generates samples: set "
+            f"algorithm.{algorithm.rows_alternative}"
+        )
     lead = (len(clients), COUNT, size) if size else (len(clients), COUNT)
     for of, arrays in drawn.items():
         what = f"draw() of {of!r}" if of else "draw()"

@@ -74,14 +74,15 @@ class Traffic:
     Args:
         shared: layout of the method's ``shared``.
         itemsize: bytes per element.
+        constant: fields that clients know without a download, such as identity matrices.
 
     Attributes:
         unsent: fields of ``shared`` that the server has written since clients last downloaded them.
     """
 
-    def __init__(self, shared: Layout, itemsize: int):
+    def __init__(self, shared: Layout, itemsize: int, constant: Iterable[str] = ()):
         self._layout, self._itemsize = shared, itemsize
-        self._communicated = set(communicated_fields(shared.record))
+        self._communicated = set(communicated_fields(shared.record)) - set(constant)
         self.unsent: set[str] = set()
 
     def record_writes(self, names: Iterable[str]) -> None:

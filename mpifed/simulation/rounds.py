@@ -16,7 +16,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
-from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
+from mpifed.core.algorithm import Now, Phase, constant_matrices, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
 from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import ORACLES
@@ -90,7 +90,9 @@ class Rounds:
         self.transport, self.placement, self.observers = transport, placement, observers
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
         self.clock = FederatedClock(config.clock, config.seed, self.hosted)
-        self.traffic = Traffic(memory.shared.layout, memory.shared.buffer.element_size())
+        self.traffic = Traffic(
+            memory.shared.layout, memory.shared.buffer.element_size(), constant_matrices(config.algorithm)
+        )
         self.skipped, self._reported_absence = 0, False
         self.coordinator = Coordinator(
             config.algorithm,

@@ -257,6 +257,11 @@ class SimulationSettings(Strict, BaseModel):
                 'would drift: declare the changes in the message, such as dc = mpifed.stored("x"), or leave '
                 "availability.unbiased out"
             )
+        if algorithm.bias:
+            raise ValueError(
+                f"the step of {title(algorithm)} is not unbiased with availability.unbiased, because "
+                f"{algorithm.bias}, or leave availability.unbiased out"
+            )
         if not all(phase.new_cohort for phase in algorithm.phases[1:]):
             raise ValueError(
                 f"{title(algorithm)} averages over one cohort in several phases of a round, so its step is a "

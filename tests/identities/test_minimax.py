@@ -4,6 +4,7 @@ These tests find errors that a method shares with its reference, such as a misre
 Identities of the plain loops themselves are in ``tests/reference``.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,7 @@ from mpifed.algorithms import (
     FedNest,
     FedNormSGDA,
     FedNormSGDAPlus,
+    FedProx,
     FedSGDAClip,
     FedSGDAM,
     FedSGDAPlus,
@@ -254,8 +256,30 @@ IDENTITIES = {
     "CODASCA with one local step": Identity(
         [CODASCA(**STAGES | {"K": 1})], CODAPlus(**STAGES | {"K": 1}), [CODASCA(**STAGES)], ({},)
     ),
+    "FedProx without proximal term": Identity(
+        [FedProx(K=K, eta=ETA, mu=0.0, eta_g=0.8)],
+        FSGDA(**EQUAL),
+        [FedProx(K=K, eta=ETA, mu=0.5, eta_g=0.8)],
+        SAMPLED,
+        Game(clients=5),
+    ),
+    "FedProx without proximal term and server step": Identity(
+        [FedProx(K=K, eta=ETA, mu=0.0)],
+        LocalSGDA(q=K, eta_x=ETA, eta_y=ETA),
+        [FedProx(K=K, eta=ETA)],
+    ),
+    "FedProx with one local step": Identity(
+        [FedProx(K=1, eta=ETA, mu=9.0, eta_g=0.8)],
+        FSGDA(**EQUAL | {"K": 1}),
+        runs=SAMPLED,
+        problem=Game(clients=5),
+    ),
     "FAT-Clipping that clips nothing": Identity(
-        [FATClipping(**GLOBAL, lam=1e9, per=per) for per in ("iteration", "round")],
+        [
+            FATClipping(**GLOBAL, lam=lam, per=per)
+            for per in ("iteration", "round")
+            for lam in (1e9, math.inf)
+        ],
         FSGDA(**GLOBAL),
         [FATClipping(**GLOBAL, lam=1.0, per=per) for per in ("iteration", "round")],
         SAMPLED,

@@ -289,6 +289,11 @@ def power(scale):
     return lambda t: scale / (1 + t) ** 0.5
 
 
+CONSTANT_STEPS = dict(eta_xl=constant(0.05), eta_yl=constant(0.04))
+FALLING_STEPS = dict(eta_xl=POWER | {"scale": 0.1}, eta_yl=POWER | {"scale": 0.08})
+POWER_STEPS = dict(eta_xl=power(0.1), eta_yl=power(0.08))
+
+
 def minimax(name, cls, *variants, module=cross_device, **flags):
     """Return cases of a reference by number, of which the last is resumed."""
     return {
@@ -418,12 +423,17 @@ CASES = {
         for option in ("II", "I", "I_sample")
     },
     **{
-        f"FATClipping {per}": Case(
+        f"FATClipping {name}": Case(
             MINIMAX, FATClipping, clipping.fat_clipping,
-            GLOBAL | dict(lam={"name": "power", "scale": scale, "offset": 1.0, "exponent": 0.5}, per=per),
-            dict(lam=power(scale)), per == "round", True,
+            GLOBAL | dict(lam=POWER | {"scale": scale}, per=per) | ours,
+            dict(lam=power(scale)) | theirs, name == "round", True,
         )
-        for per, scale in (("iteration", 3.0), ("round", 6.0))
+        for name, per, scale, ours, theirs in (
+            ("iteration", "iteration", 3.0, {}, CONSTANT_STEPS),
+            ("round", "round", 6.0, {}, CONSTANT_STEPS),
+            ("iteration, schedule", "iteration", 3.0, FALLING_STEPS, POWER_STEPS),
+            ("round, schedule", "round", 6.0, FALLING_STEPS, POWER_STEPS),
+        )
     },
     "Bi2Clip": Case(
         HALF, Bi2Clip, clipping.bi2_clip, dict(K=3, eta=FALLING, u=1.2, d=0.3, u_g=0.15, d_g=0.05, eta_g=1.3),
@@ -474,6 +484,14 @@ CASES = {
         dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
     ),
     **training("FedProx", FedProx, plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
+    "FedProx minimax": Case(
+        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=3, eta=LOCAL["eta"], mu=0.7, eta_g=1.2),
+        dict(eta=lambda t: 0.1 / t ** (1 / 3)), True, True,
+    ),
+    "FedProx minimax stragglers": Case(
+        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=4, eta=0.05, mu=0.7, stragglers=0.5),
+        dict(eta=constant(0.05), numbers=partial(drawn.straggler, SEED)),
+    ),
     **training(
         "FedProx stragglers", FedProx, plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
         numbers=partial(drawn.straggler, SEED),

@@ -33,13 +33,18 @@ def fat_clipping(
                 gx, gy = grad(k, xk, yk, (r, j))
                 if per == "iteration":
                     gx, gy = clip(gx, lam(r)), clip(gy, lam(r))
-                new_x, new_y = project[0](xk - eta_xl * gx), project[1](yk + eta_yl * gy)
+                t = (r - 1) * K + j + 1
+                new_x, new_y = project[0](xk - eta_xl(t) * gx), project[1](yk + eta_yl(t) * gy)
                 # The gradients if there are no sets.
-                sum_x, sum_y = sum_x + (xk - new_x) / eta_xl, sum_y + (new_y - yk) / eta_yl
+                sum_x, sum_y = sum_x + (xk - new_x) / eta_xl(t), sum_y + (new_y - yk) / eta_yl(t)
                 xk, yk = new_x, new_y
-            sums[k] = (clip(sum_x, lam(r)), clip(sum_y, lam(r))) if per == "round" else (sum_x, sum_y)
+            steps = range((r - 1) * K + 1, r * K + 1)
+            mean_eta_x, mean_eta_y = (sum(map(eta, steps)) / K for eta in (eta_xl, eta_yl))
+            sums[k] = (x - xk, yk - y)
+            if per == "round":
+                sums[k] = (mean_eta_x * clip(sum_x, lam(r)), mean_eta_y * clip(sum_y, lam(r)))
         mean_x, mean_y = averages(sums, weights)
-        x, y = project[0](x - eta_xg * eta_xl * mean_x), project[1](y + eta_yg * eta_yl * mean_y)
+        x, y = project[0](x - eta_xg * mean_x), project[1](y + eta_yg * mean_y)
         path.append((x, y))
     return path
 

@@ -8,6 +8,7 @@ after each local step and at the server. All functions return x after each round
 
 from __future__ import annotations
 
+from .cross_device import FREE, averages
 from .minimax_baselines import average, free
 
 
@@ -30,6 +31,32 @@ def fedprox(
                 ends[k] = project(ends[k] - rate * (grad(k, ends[k], (r, j)) + mu * (ends[k] - x)))
         x = project(x + eta_g * (average(ends, weights) - x))
         path.append(x)
+    return path
+
+
+def fedprox_minimax(
+    grad, x, y, cohorts, weights, *, K, eta, mu, eta_g=1.0, stragglers=0.0, numbers=None, project=FREE
+):
+    """``grad`` has both gradients; ``project`` is a pair; ``cohorts[r - 1]`` has one list."""
+    path = []
+    for r, (cohort,) in enumerate(cohorts, 1):
+        moves = {}
+        for k in cohort:
+            steps, xk, yk = K, x, y
+            if stragglers:
+                chance, share = numbers(k, r)
+                if chance < stragglers:
+                    steps = 1 + int(share * (K - 1))
+            for j in range(steps):
+                rate = eta((r - 1) * K + j + 1)
+                gx, gy = grad(k, xk, yk, (r, j))
+                # Gradients of f_k + (μ/2) ‖x - x_t‖² - (μ/2) ‖y - y_t‖².
+                gx, gy = gx + mu * (xk - x), gy - mu * (yk - y)
+                xk, yk = project[0](xk - rate * gx), project[1](yk + rate * gy)
+            moves[k] = (xk - x, yk - y)
+        dx, dy = averages(moves, weights)
+        x, y = project[0](x + eta_g * dx), project[1](y + eta_g * dy)
+        path.append((x, y))
     return path
 
 

@@ -156,6 +156,7 @@ COSTS = {
     "SAGDA": (SAGDA(**GLOBAL), Game, 2 * D, 2 * D, 2, K + 1),
     "SAGDA, stored": (SAGDA(**GLOBAL, variates="stored"), Game, 2 * D, 2 * D, 1, K),
     "FedProx": (FedProx(**LOCAL), Half, X, X, 1, K),
+    "FedProx, with y": (FedProx(**LOCAL), Game, D, D, 1, K),
     "FedNova": (FedNova(tau=(1, 2, 3, 6), eta=0.01, beta=0.5), Half, X + 1, X, 1, 3),  # calls: their mean
     "FedNova, tau_eff": (FedNova(tau=K, eta=0.01, tau_eff=2.0), Half, X, X, 1, K),
     "FedDyn": (FedDyn(**LOCAL), Half, X, X, 1, K),
@@ -282,3 +283,14 @@ def test_a_cohort_downloads_all_fields_that_it_reads(tmp_path):
 def test_costs_start_at_zero_and_the_blocks_have_different_sizes():
     assert {type(value) for value in vars(Costs()).values()} == {int, float}
     assert not any(vars(Costs()).values()) and len({X, Y, P * X, D}) == 4
+
+
+@pytest.mark.parametrize("name", ["FGDA stem", "STEM", "MFCGD"])
+def test_identity_matrices_are_not_sent(tmp_path, name):
+    """The start sends the estimators, and round 1 the averages of the blocks alone."""
+    method, problem, *_ = COSTS[name]
+    simulation = Simulation.from_settings(configuration(method, problem(clients=1), tmp_path), SerialComm())
+    simulation.start()
+    simulation.step()
+    read = {"FGDA stem": D, "STEM": 2 * X, "MFCGD": X}[name]  # STEM also starts from the averaged estimators
+    assert simulation.rounds.costs.bytes_down == 8 * read

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from mpifed.algorithms import LSGD, SCAFFOLD, LocalDualExtrapolation
+from mpifed.algorithms import LSGD, SCAFFOLD, LocalDualExtrapolation, ProxSkipLSVRGDAFL
 from mpifed.base.errors import ContractError
 from mpifed.core.problem import Composition, Minimax, Minimisation, Operator, as_family
 from mpifed.core.records import Blocks
@@ -411,6 +412,11 @@ def test_exact_gradients_of_generated_samples():
         return (torch.zeros(1),)
 
     known = type("Known", (Drawn,), {"full_batch": full_batch})
+    refreshed = partial(ProxSkipLSVRGDAFL, gamma=0.1, p=0.5)
+    (error,) = errors(known, {"algorithm": refreshed()})  # known values at a reference point, but no rows
+    assert "uses the number of rows of a client, but draw() generates samples: set algorithm.q" in error
+    check_problem(known(), refreshed(q=0.5))
+    check_problem(Both(), refreshed())
     check_problem(known(), exact)
     check_problem(known(), exact, batch_size=0)
     (error,) = errors(Both, full_batch=full_batch)

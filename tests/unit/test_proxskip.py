@@ -72,6 +72,9 @@ def test_generated_samples_need_a_probability_and_a_large_batch(tmp_path):
 
     with pytest.raises(CollectiveError, match="set algorithm.large_batch"):
         run(q=0.5)
-    with pytest.raises(ValueError, match="q: expected a number, because the problem generates samples"):
-        run(large_batch=4)
+    with pytest.raises(CollectiveError, match="uses the number of rows .* set algorithm.q"):
+        Simulation.from_settings(
+            configuration(ProxSkipLSVRGDAFL(**settings, large_batch=4), Generated(), tmp_path, noise=0),
+            SerialComm(),
+        )
     run(q=0.5, large_batch=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from mpifed.algorithms import (
     MIFA,
     SAGDA,
     SCAFFOLD,
+    Bi2Clip,
     FedNormSGDA,
     FedNormSGDAPlus,
     FedNova,
@@ -125,6 +127,7 @@ LINEAR = {
     "FedNormSGDAPlus": FedNormSGDAPlus(**NORMED, S=2),
     "LocalSGDA": LocalSGDA(q=2, eta_x=0.1, eta_y=0.1),
     "FedProx": FedProx(K=2, eta=0.1, mu=0.5),
+    "Bi2Clip": Bi2Clip(K=2, eta=0.1, u=0.5, d=0.1, u_g=math.inf),
     "FedNova": FedNova(tau=(1, 3, 2, 2), eta=0.1, rho=0.5, tau_eff=2.0),
     "MimeLite": MimeLite(K=2, eta=0.1),
     **STORED,
@@ -161,6 +164,31 @@ def test_averages_of_one_cohort_in_two_phases_are_refused():
         with pytest.raises(ConfigError, match="SAGDA averages over one cohort in several phases .* out, or"):
             Config(algorithm=fresh, problem=Quadratic(), participation=law)
     Config(algorithm=fresh, problem=Quadratic(), participation={"cohort": 2})
+
+
+@pytest.mark.parametrize("nonlinear, linear, remedy", [
+    (dict(u_g=0.1), {}, "set u_g = inf and leave d_g out"),
+    (dict(u_g=9.0, d_g=0.1), {}, "set u_g = inf and leave d_g out"),
+    ({}, dict(u=0.5), ""),
+])  # fmt: skip
+def test_bounds_of_the_servers_step_are_refused(nonlinear, linear, remedy):
+    """Bounds of gradients act before the average."""
+    settings = dict(K=2, eta=0.1, u=math.inf, u_g=math.inf)
+    for law in UNEQUAL.values():
+        if nonlinear:
+            with pytest.raises(ConfigError, match=f"step of Bi2Clip is not unbiased .*: {remedy}, or leave"):
+                Config(algorithm=Bi2Clip(**settings | nonlinear), problem=Quadratic(), participation=law)
+        Config(algorithm=Bi2Clip(**settings | linear), problem=Quadratic(), participation=law)
+
+
+def test_fednova_without_tau_eff_is_refused():
+    method = FedNova(tau=(1, 3, 2, 2), eta=0.1)
+    for law in UNEQUAL.values():
+        with pytest.raises(
+            ConfigError, match="FedNova is not unbiased .* product of two .* algorithm.tau_eff"
+        ):
+            Config(algorithm=method, problem=Quadratic(), participation=law)
+    Config(algorithm=method, problem=Quadratic(), participation={"cohort": 2})
 
 
 def test_stored_fields_without_declared_changes_are_refused(tmp_path):
