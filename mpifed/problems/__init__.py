@@ -13,6 +13,7 @@ from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.matrix_game import MatrixGame
 from mpifed.problems.mixture import ClientMixture, QuadraticMixture
+from mpifed.problems.partial_auc import OneWayPAUC, TwoWayPAUC
 from mpifed.problems.policy import MSPBE
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
@@ -51,6 +52,8 @@ PROBLEMS = {
         MSPBE,
         QuadraticBilevel,
         DataCleaning,
+        OneWayPAUC,
+        TwoWayPAUC,
     )
 }
 

@@ -140,11 +140,13 @@ SETTINGS = {
     "MSPBE": dict(clients=3, d=3, states=8, samples=12),
     "QuadraticBilevel": dict(clients=3),
     "DataCleaning": dict(clients=3, dataset="digits", model="linear"),
+    "OneWayPAUC": dict(clients=3, dataset="digits", model="linear", imbalance=0.1),
+    "TwoWayPAUC": dict(clients=3, dataset="digits", model="linear", imbalance=0.1),
 }
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 #: Problems with sets, which methods that do not project refuse.
-CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax"}
+CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax", "TwoWayPAUC"}
 
 
 def method(name: str, zero: bool = False):

@@ -26,6 +26,7 @@ from mpifed.problems import (
     FairClassification,
     FewShotMAML,
     LinearMAML,
+    OneWayPAUC,
     QuadraticMixture,
     QuadraticNCPL,
     RobustRegression,
@@ -33,6 +34,7 @@ from mpifed.problems import (
     SinusoidMAML,
     TextAUC,
     TwoSidedPL,
+    TwoWayPAUC,
 )
 
 #: A smooth network, so that differences do not meet a kink.
@@ -81,6 +83,10 @@ LOSSES = {
         lambda: DeepAUC(dataset="patches", clients=2, model="lenet5", score="sigmoid", imbalance=0.3),
         0.1,
     ),
+    "one-way partial auc": (
+        4, lambda: OneWayPAUC(dataset="patches", clients=2, model=SMOOTH, s_speed=4.0, imbalance=0.3), 0.1
+    ),
+    "two-way partial auc": (4, lambda: TwoWayPAUC(dataset="patches", clients=2, model=SMOOTH), 0.1),
     "auc of texts": (
         4,
         lambda: TextAUC(
