@@ -119,6 +119,7 @@ SETTINGS = {
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
     "AffineShift": dict(clients=3, dataset="digits", model="linear", diagonal=True),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
+    "GroupParity": dict(clients=3, dataset="two-groups", model="linear", groups="group"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
     "ClientMixture": dict(clients=3, dataset="digits", model="linear", rho=0.1),
     "QuadraticMixture": dict(clients=4, d=3, rho=0.5),
@@ -146,7 +147,7 @@ SETTINGS = {
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 #: Problems with sets, which methods that do not project refuse.
-CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax", "TwoWayPAUC"}
+CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax", "TwoWayPAUC", "GroupParity"}
 
 
 def method(name: str, zero: bool = False):

@@ -25,6 +25,7 @@ from mpifed.problems import (
     DistributionallyRobust,
     FairClassification,
     FewShotMAML,
+    GroupParity,
     LinearMAML,
     OneWayPAUC,
     QuadraticMixture,
@@ -59,6 +60,16 @@ ANALYTIC = {
 LOSSES = {
     "wgan": (4, lambda: WGAN(clients=3, lam=0.05, s=0.5, latent="fresh"), 0.3),
     "fair": (4, lambda: FairClassification(dataset="patches", clients=3, model=SMOOTH), 0.3),
+    "fair by group": (
+        4, lambda: FairClassification(dataset="two-groups", groups="group", clients=3, model=SMOOTH), 0.3
+    ),
+    "parity": (
+        4,
+        lambda: GroupParity(
+            dataset="two-groups", groups="group", clients=3, model=SMOOTH, criterion="equal_opportunity"
+        ),
+        0.3,
+    ),
     "robust": (4, lambda: RobustRegression(dataset="patches", clients=3, model=SMOOTH), 0.3),
     "affine": (
         4,
