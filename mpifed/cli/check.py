@@ -36,7 +36,7 @@ from mpifed.config.tables import apply_override
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Minimax, Minimisation, Problem, defines, is_analytic
 from mpifed.core.records import Blocks
-from mpifed.core.sets import Ball, Sets
+from mpifed.core.sets import Ball, Box, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
@@ -428,6 +428,8 @@ def _coordinates(case: _Case) -> None:
         raise NotChecked("separate_coordinates = True, so methods that project at the clients are refused")
     if "y" not in problem.sets or problem.clients < 2:
         raise NotChecked("y has no set" if "y" not in problem.sets else "the problem has one client")
+    if isinstance(problem.sets.y, Box):
+        raise NotChecked("the set of y is a box, which is projected coordinate by coordinate")
     if _generates(problem):
         raise NotChecked("samples are generated, so the expectation of the gradient is unknown")
     one, other = (

@@ -110,7 +110,8 @@ class Problem:
     sets: Sets = Sets()
     #: Whether y has a set and each client's function depends on other coordinates of y. The average of points
     #: that clients have projected is then not the projection of the average, so that methods that project at
-    #: the clients solve another problem and are refused (:attr:`Algorithm.projects`).
+    #: the clients solve another problem and are refused (:attr:`Algorithm.projects`). Not needed for a box:
+    #: its projection changes each coordinate on its own, so that both have the same fixed points.
     separate_coordinates: ClassVar[bool] = False
     #: Names and shapes of the parameters that belong to a neural network, the setting ``model``
     #: (``Network`` in ``mpifed.models.base``). They are in x, or in y of a bilevel problem. Known once the

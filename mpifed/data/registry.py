@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpifed.base.settings import choice
+from mpifed.data.groups import Adult, load_two_groups
 from mpifed.data.image_folder import ImageFolder, UserFolder
 from mpifed.data.images import CIFAR10_MD5, CIFAR100_MD5, Cifar, IdxImages, load_digits
 from mpifed.data.leaf import Leaf
@@ -65,6 +66,8 @@ DATASETS = {
     "w8a": LibSVM("w8a", 49_749, 14_951, 300, (-1, 1)),
     "mushrooms": LibSVM("mushrooms", 8_124, 0, 112, (1, 2)),
     "phishing": LibSVM("phishing", 11_055, 0, 68, (0, 1)),
+    "adult": Adult(),
+    "two-groups": load_two_groups,
 }
 
 _POLARITY = {"0": 0, "2": None, "4": 1}  # neutral tweets are left out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from mpifed.data.sources import DataError
 
 __all__ = [
     "PARTS",
+    "Grouping",
     "Images",
     "Labelled",
     "Pixels",
@@ -60,6 +61,18 @@ class Pixels:
         return torch.from_numpy(scaled)
 
 
+class Grouping(NamedTuple):
+    """A division of the samples of a data set into groups, such as people by sex.
+
+    Attributes:
+        names: names of the groups.
+        numbers: the number of each sample's group by split, ``[n]`` int64.
+    """
+
+    names: Sequence[str]
+    numbers: dict[str, np.ndarray]
+
+
 @dataclass(frozen=True, eq=False)
 class Labelled:
     """A data set of labelled samples.
@@ -73,6 +86,7 @@ class Labelled:
         owners: the client of each training sample, ``[n]``, int64 from 0, if the data set assigns samples to
             clients.
         owner_names: names of these clients.
+        groups: divisions of the samples into groups, by name.
 
     Raises:
         DataError: a value is not finite, samples and labels differ in number, or splits have samples of
@@ -89,6 +103,7 @@ class Labelled:
     class_names: Sequence[str] = ()
     owners: np.ndarray | None = None
     owner_names: Sequence[str] = ()
+    groups: Mapping[str, Grouping] = field(default_factory=dict)
 
     def __post_init__(self):
         where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
@@ -121,6 +136,24 @@ class Labelled:
     def names(self) -> tuple[str, ...]:
         """Names of the classes, by default their numbers."""
         return tuple(self.class_names) or tuple(map(str, range(self.classes)))
+
+    def grouping(self, name: str) -> Grouping:
+        """Return a division of the samples into groups.
+
+        Raises:
+            ValueError: the data set has no groups of this name, or a group has no training samples.
+        """
+        if name not in self.groups:
+            known = ", ".join(self.groups) or "none; a table has them with the setting groups = [COLUMN]"
+            raise ValueError(f"groups = {short_repr(name)}: the data set has the groups {known}")
+        grouping = self.groups[name]
+        counts = np.bincount(grouping.numbers["train"], minlength=len(grouping.names))
+        if len(empty := np.flatnonzero(counts == 0)):
+            raise ValueError(
+                f"groups = {short_repr(name)}: expected training samples of every group, found none of "
+                f"{short_repr(grouping.names[empty[0]])}"
+            )
+        return grouping
 
 
 class Images(Labelled):
@@ -156,11 +189,13 @@ class Split:
     Attributes:
         samples, all_labels: samples and class labels, indexed by row number.
         rows: row numbers of the subset, ``[n]`` ascending.
+        part: the split of the data set to which the row numbers refer.
     """
 
     samples: Any
     all_labels: np.ndarray
     rows: np.ndarray
+    part: str
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -201,7 +236,7 @@ def splits(
     found = {}
     for name, (samples, labels) in parts.items():
         used = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
-        found[name] = Split(samples, labels, np.flatnonzero(used))
+        found[name] = Split(samples, labels, np.flatnonzero(used), name)
     if share and VALIDATION in found:
         raise ValueError(
             f"validation = {share}: the data set already has a validation split of {len(found[VALIDATION])} "

@@ -29,6 +29,7 @@ from mpifed.data.libsvm import expect_dense_memory, read_rows
 from mpifed.data.npz import read_arrays
 from mpifed.data.samples import (
     PARTS,
+    Grouping,
     Labelled,
     Texts,
     encode_labels,
@@ -192,6 +193,12 @@ class UserTable(_Splits):
     """
 
     drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as row numbers")
+    groups: tuple[str, ...] = Field(
+        default=(), description="columns that divide the rows into groups, such as sex, for fair learning"
+    )
+    group_features: bool = Field(
+        default=False, description="use the columns of groups as features, too; .csv and .tsv files only"
+    )
     standardize: bool = Field(
         default=False,
         description="standardise numeric columns by mean and standard deviation of the training rows",
@@ -200,17 +207,24 @@ class UserTable(_Splits):
     def __post_init__(self):
         super().__post_init__()
         format = _format(self.file)
-        if format == "libsvm" and (self.target != LABEL or self.split or self.client):
+        if format == "libsvm" and (self.target != LABEL or self.split or self.client or self.groups):
             raise ValueError(
                 f"{short_repr(self.file)} is read as LIBSVM text, whose columns have no names: leave out "
-                "target, split and client, or use a .csv, .tsv or .npz file"
+                "target, split, client and groups, or use a .csv, .tsv or .npz file"
             )
-        if format in ("npz", "libsvm") and (self.drop or self.separator):
-            raise ValueError(f"{'drop' if self.drop else 'separator'} applies only to .csv and .tsv files")
+        if format in ("npz", "libsvm"):
+            for name in ("drop", "separator", "group_features"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} applies only to .csv and .tsv files")
         if other := [file for file in self.files.values() if _format(file) != format]:
             raise ValueError(
                 f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"
             )
+
+    @property
+    def named(self) -> list[str]:
+        """The columns of labels, splits, clients and groups, which are not part of the samples."""
+        return [*super().named, *self.groups]
 
     def __call__(self, data_dir: str | None = None) -> Labelled:
         """Read the files.
@@ -226,7 +240,9 @@ class UserTable(_Splits):
         elif format == "libsvm":
             rows = _read_libsvm(source, files)
         else:
-            rows = _read_csv(source, files, self.named, self.drop, self.format)
+            rows = _read_csv(
+                source, files, self.named, self.drop, self.groups if self.group_features else (), self.format
+            )
             if not self.standardize:
                 _warn_of_scales(self.file, rows)
         classes, labels = encode_labels(rows.columns[self.target], self.target, rows.places.where)
@@ -239,6 +255,7 @@ class UserTable(_Splits):
             files=source.files,
             class_names=classes,
             **owner_fields(rows.columns.get(self.client), self.client, parts["train"], rows.places.where),
+            groups={name: _grouping(name, rows, parts) for name in self.groups},
         )
 
 
@@ -303,6 +320,11 @@ def _dense(samples: np.ndarray | csr_matrix) -> np.ndarray:
     return samples if isinstance(samples, np.ndarray) else samples.toarray()
 
 
+def _grouping(name: str, rows: Rows, parts: dict[str, np.ndarray]) -> Grouping:
+    names, numbers = encode_labels(rows.columns[name], name, rows.places.where)
+    return Grouping(names, {part: numbers[which] for part, which in parts.items()})
+
+
 def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
     """Standardise numeric columns by mean and standard deviation of the training rows.
 
@@ -339,9 +361,14 @@ def _warn_of_scales(file: str, rows: Rows) -> None:
 
 
 def _read_csv(
-    source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str], options: dict
+    source: Source,
+    files: Sequence[str],
+    named: Sequence[str],
+    drop: Sequence[str],
+    kept: Sequence[str],
+    options: dict,
 ) -> Rows:
-    """Read all columns except ``named`` and ``drop`` as samples, float64.
+    """Read all columns except ``drop`` and those in ``named`` but not in ``kept`` as samples, float64.
 
     A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
     per word, in alphabetical order.
@@ -354,7 +381,7 @@ def _read_csv(
             f'numbers; to leave it out, set drop = ["{unnamed[0]}"]'
         )
     _expect_no_gaps(table, places, named)
-    features = [name for name in table.columns if name not in named]
+    features = [name for name in table.columns if name not in named or name in kept]
     inputs = [_numbers(table[name], places) for name in features]
     if not inputs:
         raise DataError(

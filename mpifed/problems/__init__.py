@@ -13,6 +13,8 @@ from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.matrix_game import MatrixGame
 from mpifed.problems.mixture import ClientMixture, QuadraticMixture
+from mpifed.problems.parity import GroupParity
+from mpifed.problems.partial_auc import OneWayPAUC, TwoWayPAUC
 from mpifed.problems.policy import MSPBE
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
@@ -41,6 +43,7 @@ PROBLEMS = {
         FewShotMAML,
         WGAN,
         FairClassification,
+        GroupParity,
         Classification,
         ClientMixture,
         QuadraticMixture,
@@ -51,6 +54,8 @@ PROBLEMS = {
         MSPBE,
         QuadraticBilevel,
         DataCleaning,
+        OneWayPAUC,
+        TwoWayPAUC,
     )
 }
 

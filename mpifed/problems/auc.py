@@ -18,19 +18,15 @@ from mpifed.data.samples import Split
 from mpifed.models.base import Shapes
 from mpifed.problems.labelled_images import HeldOut
 
-__all__ = ["AUC"]
+__all__ = ["AUC", "Ranking"]
 
 
 @problem_settings
-class AUC(HeldOut, Minimax):
-    """min over (w, a, b), max over α of the mean loss of a scoring function h(w; ·).
+class Ranking(HeldOut):
+    """Base class of problems in which a network h(w; ·) ranks positive above negative samples.
 
-    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
-
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
-
-    x consists of w, a and b; y is α. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in
-    ``prepare``, and defines :meth:`outputs`.
+    A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in ``prepare``, and defines
+    :meth:`outputs`.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
@@ -41,17 +37,6 @@ class AUC(HeldOut, Minimax):
         lt=1,
         description="fraction of positive training samples, reached by dropping positive samples",
     )
-    p: Literal["pooled", "client"] = Field(
-        default="pooled",
-        description="fraction p in the loss: of all training data, or of each client's data",
-    )
-    score: Literal["identity", "sigmoid"] = Field(
-        default="identity", description="h: the network's output, or its sigmoid"
-    )
-
-    source = "Huang et al. 2024, eq. 13"
-    cites = ("huang2024adafgda",)
-    maximised = frozenset({"auc"})
 
     def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
         """Drop positive samples and partition the training data; the classes ``above`` are positive."""
@@ -72,15 +57,64 @@ class AUC(HeldOut, Minimax):
 
     @property
     def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``: those of x except a and b."""
+        """Names and shapes of the parameters of ``model``, which are in x."""
         return self._shapes
 
-    def variables(self) -> Blocks:
-        if both := sorted({"a", "b"} & self._shapes.keys()):
+    def x_with(self, **more: tuple[int, ...]) -> Shapes:
+        """Return the shapes of x: the network's parameters, followed by ``more``.
+
+        Raises:
+            ValueError: a parameter of the network has the name of another variable.
+        """
+        if both := sorted(more.keys() & self._shapes.keys()):
             raise ValueError(
                 f"the network has a parameter {both[0]!r}, which is also a variable of the problem: rename it"
             )
-        return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
+        return {**self._shapes, **more}
+
+    def client_size(self, client: int) -> int:
+        return len(self._rows[client])
+
+    def client_labels(self, client: int) -> np.ndarray:
+        return self._splits["train"].all_labels[self._rows[client]]
+
+    def test_labels(self) -> np.ndarray:
+        """Return 1 for positive and 0 for negative samples, ``[n]``."""
+        return np.isin(super().test_labels(), self._above).astype(np.int64)
+
+    def auc(self, predictions: torch.Tensor) -> float:
+        """Return the area under the ROC curve on the held-out samples, or NaN for non-finite outputs."""
+        if not torch.isfinite(predictions).all():
+            return float("nan")
+        scores, positive = predictions.cpu().numpy(), self.test_labels() == 1
+        return _auc(scores[positive], scores[~positive])
+
+
+@problem_settings
+class AUC(Ranking, Minimax):
+    """min over (w, a, b), max over α of the mean loss of a scoring function h(w; ·).
+
+    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
+
+        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
+
+    x consists of w, a and b; y is α.
+    """
+
+    p: Literal["pooled", "client"] = Field(
+        default="pooled",
+        description="fraction p in the loss: of all training data, or of each client's data",
+    )
+    score: Literal["identity", "sigmoid"] = Field(
+        default="identity", description="h: the network's output, or its sigmoid"
+    )
+
+    source = "Huang et al. 2024, eq. 13"
+    cites = ("huang2024adafgda",)
+    maximised = frozenset({"auc"})
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self.x_with(a=(1,), b=(1,)), y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; a, b and α start at 0."""
@@ -93,16 +127,6 @@ class AUC(HeldOut, Minimax):
         positive = self._positive[rows].double()
         data = self._splits["train"].samples[rows], positive
         return data if self.p == "pooled" else (*data, positive.mean().expand(len(rows)))
-
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
-
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._splits["train"].all_labels[self._rows[client]]
-
-    def test_labels(self) -> np.ndarray:
-        """Return 1 for positive and 0 for negative samples, ``[n]``."""
-        return np.isin(super().test_labels(), self._above).astype(np.int64)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         samples, positive, *ratio = batch
@@ -117,10 +141,7 @@ class AUC(HeldOut, Minimax):
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc``, the area under the ROC curve on the test samples, or NaN for non-finite outputs."""
-        if not torch.isfinite(predictions).all():
-            return {"auc": float("nan")}
-        scores, positive = predictions.cpu().numpy(), self.test_labels() == 1
-        return {"auc": _auc(scores[positive], scores[~positive])}
+        return {"auc": self.auc(predictions)}
 
 
 def _auc(above: np.ndarray, below: np.ndarray) -> float:

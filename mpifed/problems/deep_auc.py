@@ -14,21 +14,16 @@ from mpifed.data import Dataset, Labelled, read
 from mpifed.data.augmentation import Augmented
 from mpifed.data.samples import splits, splits_of
 from mpifed.models import LeNet5, Model
-from mpifed.problems.auc import AUC
+from mpifed.problems.auc import AUC, Ranking
 
-__all__ = ["DeepAUC"]
+__all__ = ["DeepAUC", "ImageRanking"]
 
 
 @problem_settings
-class DeepAUC(AUC, Augmented):
-    """AUC maximisation for a network h(w; ·): min over (w, a, b), max over α of the mean loss.
+class ImageRanking(Ranking):
+    """Base class of problems that rank images or rows of a table.
 
-    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
-
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
-
-    x consists of w, a and b; y is α. The classes of the data set are divided into positive and negative
-    classes.
+    The classes of the data set are divided into positive and negative classes.
     """
 
     dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
@@ -54,7 +49,6 @@ class DeepAUC(AUC, Augmented):
         """
         self._images = images = self.read_once(data_dir)
         self.files = images.files
-        self._expect_images(images.shape)
         self._shapes = self.model.shapes(images.shape, outputs=1)
         above, self._below = self._sides(images.names)
         used = [*above, *self._below]
@@ -89,10 +83,37 @@ class DeepAUC(AUC, Augmented):
         return self.model(x, samples).squeeze(1)
 
     @torch.no_grad()
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs ``[n]``. The sigmoid is omitted, since it could only cause ties."""
-        chunks = self._held_out_chunks(rows, x["a"].device, x["a"].dtype)
+    def scores(self, x: Named, rows: slice) -> torch.Tensor:
+        """Return the network's outputs ``[n]``. A sigmoid is omitted, since it could only cause ties."""
+        like = next(iter(x.values()))
+        chunks = self._held_out_chunks(rows, like.device, like.dtype)
         return torch.cat([self.outputs(x, chunk) for chunk in chunks])
+
+
+@problem_settings
+class DeepAUC(ImageRanking, Augmented, AUC):
+    """AUC maximisation for a network h(w; ·): min over (w, a, b), max over α of the mean loss.
+
+    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
+
+        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
+
+    x consists of w, a and b; y is α. The classes of the data set are divided into positive and negative
+    classes.
+    """
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read, split and partition the data.
+
+        Raises:
+            ValueError: data, model, partition, augmentation and classes are inconsistent.
+        """
+        super().prepare(seed, data_dir)
+        self._expect_images(self._images.shape)
+
+    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
+        """Return the network's outputs, ``[n]``."""
+        return self.scores(x, rows)
 
 
 def _listed(names: set[str]) -> str:

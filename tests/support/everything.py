@@ -119,6 +119,7 @@ SETTINGS = {
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
     "AffineShift": dict(clients=3, dataset="digits", model="linear", diagonal=True),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
+    "GroupParity": dict(clients=3, dataset="two-groups", model="linear", groups="group"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
     "ClientMixture": dict(clients=3, dataset="digits", model="linear", rho=0.1),
     "QuadraticMixture": dict(clients=4, d=3, rho=0.5),
@@ -140,11 +141,13 @@ SETTINGS = {
     "MSPBE": dict(clients=3, d=3, states=8, samples=12),
     "QuadraticBilevel": dict(clients=3),
     "DataCleaning": dict(clients=3, dataset="digits", model="linear"),
+    "OneWayPAUC": dict(clients=3, dataset="digits", model="linear", imbalance=0.1),
+    "TwoWayPAUC": dict(clients=3, dataset="digits", model="linear", imbalance=0.1),
 }
 #: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 #: Problems with sets, which methods that do not project refuse.
-CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax"}
+CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax", "TwoWayPAUC", "GroupParity"}
 
 
 def method(name: str, zero: bool = False):

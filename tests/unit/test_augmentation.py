@@ -16,7 +16,7 @@ from mpifed.core.streams import Stream, generator, key
 from mpifed.core.validation import check_problem
 from mpifed.data.augmentation import Crop, Flip
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import Classification
+from mpifed.problems import PROBLEMS, Classification
 
 KEY = key(0, "augment")
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.float64).reshape(2, 3, 4, 5)
@@ -100,6 +100,11 @@ def test_groups_have_the_same_changes(tmp_path):
     # The loop has other kernels: ulps of float64 after six steps.
     torch.testing.assert_close(alone, pairs, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(alone, go(tmp_path / "none", augmentation=[]), atol=1e-3)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in PROBLEMS.values() if hasattr(cls, "augmentation")])
+def test_every_problem_with_the_setting_augments(cls):
+    assert cls(dataset="digits", augmentation=("flip",)).augment is not None
 
 
 def table():

@@ -226,7 +226,8 @@ def test_maximised_metrics_of_the_problems():
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
         "DistributionallyRobust": {"accuracy"}, "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"}, "ClientMixture": {"accuracy"},
-        "DataCleaning": {"accuracy", "worst_accuracy", "f1"},
+        "DataCleaning": {"accuracy", "worst_accuracy", "f1"}, "GroupParity": {"accuracy"},
+        "OneWayPAUC": {"auc", "partial_auc"}, "TwoWayPAUC": {"auc", "partial_auc"},
     }  # fmt: skip
 
 

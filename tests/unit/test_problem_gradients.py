@@ -25,7 +25,9 @@ from mpifed.problems import (
     DistributionallyRobust,
     FairClassification,
     FewShotMAML,
+    GroupParity,
     LinearMAML,
+    OneWayPAUC,
     QuadraticMixture,
     QuadraticNCPL,
     RobustRegression,
@@ -33,6 +35,7 @@ from mpifed.problems import (
     SinusoidMAML,
     TextAUC,
     TwoSidedPL,
+    TwoWayPAUC,
 )
 
 #: A smooth network, so that differences do not meet a kink.
@@ -57,6 +60,16 @@ ANALYTIC = {
 LOSSES = {
     "wgan": (4, lambda: WGAN(clients=3, lam=0.05, s=0.5, latent="fresh"), 0.3),
     "fair": (4, lambda: FairClassification(dataset="patches", clients=3, model=SMOOTH), 0.3),
+    "fair by group": (
+        4, lambda: FairClassification(dataset="two-groups", groups="group", clients=3, model=SMOOTH), 0.3
+    ),
+    "parity": (
+        4,
+        lambda: GroupParity(
+            dataset="two-groups", groups="group", clients=3, model=SMOOTH, criterion="equal_opportunity"
+        ),
+        0.3,
+    ),
     "robust": (4, lambda: RobustRegression(dataset="patches", clients=3, model=SMOOTH), 0.3),
     "affine": (
         4,
@@ -81,6 +94,10 @@ LOSSES = {
         lambda: DeepAUC(dataset="patches", clients=2, model="lenet5", score="sigmoid", imbalance=0.3),
         0.1,
     ),
+    "one-way partial auc": (
+        4, lambda: OneWayPAUC(dataset="patches", clients=2, model=SMOOTH, s_speed=4.0, imbalance=0.3), 0.1
+    ),
+    "two-way partial auc": (4, lambda: TwoWayPAUC(dataset="patches", clients=2, model=SMOOTH), 0.1),
     "auc of texts": (
         4,
         lambda: TextAUC(

@@ -1,0 +1,222 @@
+"""Partial AUC maximisation by the conditional value at risk, CVaR (Zhu et al. 2022).
+
+ℓ_ij = max(0, c - (h_i - h_j))² is the loss of a pair of a positive sample i and a negative sample j with the
+outputs h_i and h_j and the margin c. The CVaR at level θ of n numbers, the mean of the largest θ n of them,
+is min_s s + mean (number - s)_+ / θ. It is applied twice:
+
+* over the negative samples, with a variable s_i for each positive sample i: g_i(w, s_i) = s_i +
+  mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the share θ_1 of the negative samples
+  with the largest outputs, which determine the ROC curve at false positive rates up to θ_1.
+* over the positive samples, with a threshold s': s' + mean_i (g_i - s')_+ / θ_0, and (v)_+ is the maximum of
+  y_i v over y_i in [0, 1]. The share θ_0 of the positive samples that are hardest to rank determines the ROC
+  curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
+  problem.
+
+Reading: a row of a client has one positive and one negative sample, so that every minibatch has as many
+positive as negative samples, and all its pairs count. A client has as many rows as samples of its larger
+class; samples of the smaller class are repeated, and weights make the mean over all rows exact. In a
+minibatch, pairs of different rows are unbiased estimates.
+
+Pairs consist of samples of one client. The mean over the clients therefore differs from the objective of the
+pooled data, unless the clients have the same distributions of positive and of negative samples and equal
+weights. Metrics are computed on pooled data.
+
+A client sees the coordinates of s and y of its own positive samples only. The box [0, 1] is projected
+coordinate by coordinate, so a client that projects changes no other coordinate, and the average of projected
+points has the same fixed points as a projection at the server.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.base.settings import problem_settings
+from mpifed.core.problem import Minimax, Minimisation, Named
+from mpifed.core.ranking import PartialAUC, TwoWayPartialAUC
+from mpifed.core.records import Blocks
+from mpifed.core.sets import Box, Sets
+from mpifed.core.streams import generator
+from mpifed.problems.deep_auc import ImageRanking
+
+__all__ = ["OneWayPAUC", "TwoWayPAUC"]
+
+#: Number of positive samples that are compared with all negative samples at once.
+CHUNK = 256
+
+
+@problem_settings
+class _Pairs(ImageRanking):
+    theta_1: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="share θ_1 of the negative samples that count, the largest false positive rate",
+    )
+    margin: float = Field(default=1.0, gt=0, description="margin c of the squared hinge loss of a pair")
+    s_speed: float = Field(
+        default=1.0,
+        gt=0,
+        description="step size of s relative to that of w: x contains s / sqrt(s_speed)",
+    )
+
+    source = "Zhu et al. 2022"
+    cites = ("zhu2022partial",)
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read, split and partition the data, and pair the samples.
+
+        Raises:
+            ValueError: data, model, partition and classes are inconsistent, or a client lacks positive or
+                negative samples.
+        """
+        super().prepare(seed, data_dir)
+        pairing, self._pairs, sizes = generator(seed, "pairs"), [], []
+        for client, rows in enumerate(self._rows):
+            positive = self._positive[rows].numpy()
+            sides = [pairing.permutation(rows[side]) for side in (positive, ~positive)]
+            if not all(map(len, sides)):
+                raise ValueError(
+                    f"expected positive and negative samples of every client, found {len(sides[0])} positive "
+                    f"and {len(sides[1])} negative samples of client {client}: choose another partition"
+                )
+            self._pairs.append(sides)
+            sizes.append(len(sides[0]))
+        self._first = np.cumsum([0, *sizes])
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Return random initial parameters of the network; all other variables of x start at 0."""
+        shapes = self.variables()["x"]
+        more = sum(int(np.prod(shape)) for name, shape in shapes.items() if name not in self._shapes)
+        start = self.model.start(self._shapes, rng)
+        return {"x": torch.cat([start, torch.zeros(more, dtype=start.dtype)])}
+
+    def client_size(self, client: int) -> int:
+        return max(map(len, self._pairs[client]))
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Return positive samples ``[n, ...]``, their coordinates of s and weights ``[n]``, negative samples
+        and their weights."""
+        n, samples, columns = self.client_size(client), self._splits["train"].samples, []
+        for rows in self._pairs[client]:
+            places = np.arange(n) % len(rows)
+            weights = n / (len(rows) * np.bincount(places))[places]
+            columns += [samples[torch.from_numpy(rows[places])], torch.from_numpy(weights)]
+        coordinates = self._first[client] + torch.arange(n) % len(self._pairs[client][0])
+        return columns[0], coordinates, *columns[1:]
+
+    def client_labels(self, client: int) -> np.ndarray:
+        """Return the classes of the positive and then of the negative samples."""
+        return self._splits["train"].all_labels[np.concatenate(self._pairs[client])]
+
+    def cvar(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return g_i of the positive samples of a batch, ``[b]``."""
+        positive, coordinates, _, negative, weights = batch
+        s = self.s_speed**0.5 * x["s"][coordinates]
+        excess = (self.pair_losses(x, positive, self.outputs(x, negative)) - s[:, None]).clamp(min=0)
+        return s + (excess * weights).mean(1) / self.theta_1
+
+    def pair_losses(self, x: Named, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        """Return ℓ_ij ``[b, m]`` for positive samples ``[b, ...]`` and negative samples' outputs ``[m]``."""
+        above = self.outputs(x, positive)[:, None] - negative
+        return (self.margin - above).clamp(min=0) ** 2
+
+
+@problem_settings
+class OneWayPAUC(_Pairs, Minimisation):
+    """min over (w, s) of the mean over positive samples i of s_i + mean_j (ℓ_ij - s_i)_+ / θ_1.
+
+    ℓ_ij is the squared hinge loss of a pair of samples. The minimum over s is the mean loss of the pairs with
+    the share θ_1 of the negative samples that have the largest outputs: the partial AUC at false positive
+    rates up to θ_1 is maximised. x consists of w and s, which has one coordinate per positive sample.
+    """
+
+    maximised = frozenset({"auc", "partial_auc"})
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self.x_with(s=(int(self._first[-1]),)))
+
+    def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (batch[2] * self.cvar(x, batch)).mean()
+
+    def predict(self, x: Named, rows: slice) -> torch.Tensor:
+        """Return the network's outputs, ``[n]``."""
+        return self.scores(x, rows)
+
+    def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Return ``auc`` and ``partial_auc`` of the pooled test samples.
+
+        ``partial_auc`` is the partial AUC at false positive rates up to θ_1 in the scale of
+        :class:`mpifed.core.ranking.PartialAUC`: 0.5 is chance.
+        """
+        partial = PartialAUC(max_fpr=self.theta_1)
+        return {
+            "auc": self.auc(predictions),
+            "partial_auc": partial.given(predictions.cpu(), torch.from_numpy(self.test_labels())),
+        }
+
+
+@problem_settings
+class TwoWayPAUC(_Pairs, Minimax):
+    """min over (w, s, s'), max over y in [0, 1]^n of mean_i y_i (g_i(w, s_i) - s') / θ_0 + s'.
+
+    g_i is the mean loss of the positive sample i against the share θ_1 of the negative samples with the
+    largest outputs, minimised over s_i; y selects the share θ_0 of the positive samples with the largest g_i.
+    The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised. x
+    consists of w, s and the threshold s'; s and y have one coordinate per positive sample.
+    """
+
+    theta_0: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="share θ_0 of the positive samples that count; true positive rates are from 1 - θ_0",
+    )
+
+    maximised = frozenset({"auc", "partial_auc"})
+    sets = Sets(y=Box(0.0, 1.0))
+
+    def variables(self) -> Blocks:
+        n = int(self._first[-1])
+        return Blocks(x=self.x_with(s=(n,), threshold=(1,)), y={"y": (n,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Return random initial parameters of the network and y = θ_0; s and s' start at 0."""
+        start = torch.full((int(self._first[-1]),), self.theta_0, dtype=torch.float64)
+        return super().initial(rng) | {"y": start}
+
+    def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        _, coordinates, weights, *_ = batch
+        selected = y["y"][coordinates] * (self.cvar(x, batch) - x["threshold"])
+        return (weights * selected).mean() / self.theta_0 + x["threshold"].sum()
+
+    @torch.no_grad()
+    def best_response(self, x: Named) -> torch.Tensor:
+        """Return y_i = 1 where g_i > s', and 0 elsewhere, ``[n]``."""
+        like, selected = x["s"], []
+        for client, (positive, _) in enumerate(self._pairs):
+            columns = [c.to(like.device) for c in self.client_data(client)]
+            samples, coordinates, weights, *negative = columns
+            negative[0] = negative[0].to(like)
+            for part in range(0, len(positive), CHUNK):
+                rows = slice(part, min(part + CHUNK, len(positive)))
+                batch = samples[rows].to(like), coordinates[rows], weights[rows], *negative
+                selected.append(self.cvar(x, batch) > x["threshold"])
+        return torch.cat(selected).to(like)
+
+    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
+        """Return the network's outputs, ``[n]``."""
+        return self.scores(x, rows)
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Return ``auc`` and ``partial_auc`` of the pooled test samples.
+
+        ``partial_auc`` is the share of the region of false positive rates up to θ_1 and true positive rates
+        from 1 - θ_0 that is below the ROC curve (:class:`mpifed.core.ranking.TwoWayPartialAUC`).
+        """
+        partial = TwoWayPartialAUC(max_fpr=self.theta_1, min_tpr=1 - self.theta_0)
+        return {
+            "auc": self.auc(predictions),
+            "partial_auc": partial.given(predictions.cpu(), torch.from_numpy(self.test_labels())),
+        }
