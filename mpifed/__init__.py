@@ -32,9 +32,10 @@ if TYPE_CHECKING:
         adaptive,
     )
     from mpifed.core.algorithm import Algorithm, Now, Phase
+    from mpifed.core.compression import Compression, compress
     from mpifed.core.directions import Clip, Direction, Normalize, Orthogonalize
     from mpifed.core.problem import Bilevel, Composition, DataFile, Minimax, Minimisation, Operator
-    from mpifed.core.records import Blocks, Record, not_sent, stored, within_round
+    from mpifed.core.records import Blocks, Record, compressed, not_sent, stored, within_round
     from mpifed.core.schedules import Rate, Weight
     from mpifed.core.sets import (
         L1,
@@ -74,6 +75,7 @@ __all__ = [
     "Clip",
     "Bilevel",
     "Composition",
+    "Compression",
     "Config",
     "ConfigError",
     "ContractError",
@@ -111,6 +113,8 @@ __all__ = [
     "Stream",
     "Weight",
     "adaptive",
+    "compress",
+    "compressed",
     "frame",
     "generator",
     "hyperparameters",
@@ -145,6 +149,10 @@ _ROOMS = {
         "Now",
         "Phase",
     ),
+    "core.compression": (
+        "Compression",
+        "compress",
+    ),
     "core.directions": (
         "Clip",
         "Direction",
@@ -166,6 +174,7 @@ _ROOMS = {
     "core.records": (
         "Blocks",
         "Record",
+        "compressed",
         "not_sent",
         "stored",
         "within_round",

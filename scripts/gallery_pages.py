@@ -23,8 +23,12 @@ ABSENT = {
     "TextAUC": "its texts are not part of the package",
     "FewShotMAML": "in a pilot with digits, 24 rounds did not improve the accuracy",
 }
-#: Methods that are special cases of others → these methods. They need not be on a page.
+#: Methods that are special cases of others → these methods.
 SPECIAL_CASES = {"AFL": "FedNormSGDA", "FedGDAGT": "SAGDA", "KGTMinimax": "SAGDA", "STEM": "FGDA"}
+#: Methods with compressed messages → the method without compression.
+COMPRESSED = {"MASHA1": "ExtraSGD", "MASHA2": "ExtraSGD"}
+#: Methods that need not be on a page.
+OPTIONAL = SPECIAL_CASES | COMPRESSED
 INDEX = f"""{MARK}
 
 # Gallery
@@ -210,6 +214,12 @@ def index(pages: Path) -> str:
         rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
     missing = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
     absent = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
-    special = ", ".join(f"{one} ({other})" for one, other in SPECIAL_CASES.items())
-    left_out = f"Special cases of other methods, which are not on every page: {special}."
+    special, sparse = (
+        ", ".join(f"{one} ({other})" for one, other in methods.items())
+        for methods in (SPECIAL_CASES, COMPRESSED)
+    )
+    left_out = (
+        f"Special cases of other methods, which are not on every page: {special}. Methods with compressed "
+        f"messages, which are not on every page either: {sparse}."
+    )
     return INDEX + "\n".join(rows) + "\n" + AFTER + f"\n{left_out}\n\nProblems without a page: {absent}.\n"

@@ -30,6 +30,7 @@ from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
+from mpifed.algorithms.masha import MASHA1, MASHA2
 from mpifed.algorithms.memory import MIFA, FedVARP
 from mpifed.algorithms.mime import Mime, MimeLite
 from mpifed.algorithms.proxskip import ProxSkipLSVRGDAFL, ProxSkipVIPFL
@@ -62,6 +63,7 @@ ALGORITHMS = {
         FATClipping, Bi2Clip,
         SimFBO, ShroFBO, FedNestBilevel, LFedNestBilevel,
         ProxSkipVIPFL, ProxSkipLSVRGDAFL,
+        MASHA1, MASHA2,
     )
 }
 

@@ -416,8 +416,10 @@ def _print_method(method: Algorithm) -> None:
     rows = [(record, _fields(getattr(method, record))) for record in ("shared", "client")]
     for when, phases in (("once", method.start), ("every round", method.phases)):
         messages = {phase.name: phase.message for phase in phases}
+        conditional = {phase.name for phase in phases if phase.when}
         for name, times in Counter(phase.name for phase in phases).items():
             frequency = when if times == 1 else f"{times} times {when}"
+            frequency = "some rounds" if name in conditional else frequency
             rows.append((f"message of {name!r} ({frequency})", _fields(messages[name])))
     print_table(("record", "fields (shape)"), rows)
     partial = "yes" if method.partial_participation else "no, every client in every round"

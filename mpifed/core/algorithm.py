@@ -62,12 +62,16 @@ class Phase:
         server: server function, called as ``server(now, shared, mean)``. If it is ``None``, the averages
             replace the fields of ``shared`` of the same names, and blocks are projected.
         new_cohort: whether a new cohort is sampled before this phase.
+        when: called as ``when(now)``; the phase takes place only in rounds for which it returns ``True``. It
+            must return the same value on all ranks, such as one from ``now.stream``. The first phase takes
+            place in every round.
     """
 
     client: Callable
     message: Record
     server: Callable | None = None
     new_cohort: bool = False
+    when: Callable[[Now], bool] | None = None
 
     @property
     def name(self) -> str:

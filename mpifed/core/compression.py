@@ -13,23 +13,23 @@ import torch
 from pydantic import Field, model_validator
 
 from mpifed.base.settings import Section, choice, hyperparameters
+from mpifed.core.device import DeviceStream
+from mpifed.core.streams import Stream
 
-__all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "TopK"]
+__all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "RandK", "TopK", "compress"]
 
 #: Bytes of the index of an element.
 INDEX_BYTES = 4
+#: Number of columns for which one call draws random numbers; even, because a lane of the generator gives two.
+#: On a GPU, fewer calls mean fewer kernel launches.
+COLUMNS = {"cpu": 2**12, "cuda": 2**20}
 
 
 @hyperparameters
-class TopK:
-    """Keep the k = ratio · d entries of largest absolute value, in a tie the first, and set the others to 0.
-
-    A contraction (Stich et al. 2018): ‖C(v) - v‖² ≤ (1 - k/d) ‖v‖².
-    """
+class _Sparse:
+    """Base class of compressions that keep k = ratio · d entries and set the others to 0."""
 
     ratio: float = Field(gt=0, le=1, description="fraction of a field's elements that is sent, at least one")
-
-    random: ClassVar[bool] = False
 
     def kept(self, size: int) -> int:
         """Return k for vectors of ``size`` elements."""
@@ -46,13 +46,43 @@ class TopK:
         """
         return min(self.kept(size) * (item + INDEX_BYTES), size * item)
 
+
+@hyperparameters
+class TopK(_Sparse):
+    """Keep the k = ratio · d entries of largest absolute value, in a tie the first, and set the others to 0.
+
+    A contraction (Stich et al. 2018): ‖C(v) - v‖² ≤ (1 - k/d) ‖v‖².
+    """
+
+    random: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = False
+
     def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
         """Return the compressed rows of ``values`` ``[C, d]``; ``draws`` and ``contract`` are not used."""
-        magnitudes, kept = values.abs(), self.kept(values.shape[-1])
-        threshold = magnitudes.topk(kept, dim=-1, sorted=True).values[:, -1:]
-        above, ties = magnitudes > threshold, magnitudes == threshold
-        ties &= ties.cumsum(-1) <= kept - above.sum(-1, keepdim=True)
-        return torch.where(above | ties, values, 0.0)
+        return torch.where(_largest(values.abs(), self.kept(values.shape[-1])), values, 0.0)
+
+
+@hyperparameters
+class RandK(_Sparse):
+    """Keep k = ratio · d entries, sampled uniformly without replacement, times d/k, and set the others to 0.
+
+    Unbiased, with variance (d/k - 1) ‖v‖². With error feedback the entries are not
+    multiplied by d/k, which makes the map a contraction (Stich et al. 2018): E‖C(v) - v‖² = (1 - k/d) ‖v‖².
+    """
+
+    random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
+
+    def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
+        """Return the compressed rows of ``values`` ``[C, d]``.
+
+        Args:
+            draws: random numbers uniform in (0, 1), float64 ``[C, d]``; the entries of the largest are kept.
+            contract: whether to omit the factor d/k.
+        """
+        size = values.shape[-1]
+        kept = self.kept(size)
+        return torch.where(_largest(draws, kept), values if contract else values * (size / kept), 0.0)
 
 
 @hyperparameters
@@ -66,6 +96,7 @@ class QSGD:
     levels: int = Field(ge=1, le=2**30, description="levels s of an entry's absolute value, in addition to 0")
 
     random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
 
     def is_lossless(self, size: int) -> bool:
         """Return whether a vector of ``size`` elements is sent uncompressed: if it has one element."""
@@ -92,6 +123,14 @@ class QSGD:
         return torch.where(norms > 0, sent, 0.0)
 
 
+def _largest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return whether an entry is one of the ``count`` largest of its row, in a tie the first, ``[C, d]``."""
+    threshold = rows.topk(count, dim=-1, sorted=True).values[:, -1:]
+    above, ties = rows > threshold, rows == threshold
+    ties &= ties.cumsum(-1) <= count - above.sum(-1, keepdim=True)
+    return above | ties
+
+
 def _sums(rows: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row, ``[C, 1]``, by repeated halving.
 
@@ -106,10 +145,40 @@ def _sums(rows: torch.Tensor) -> torch.Tensor:
 
 
 #: Name in a job file → compression.
-COMPRESSIONS = {"top-k": TopK, "qsgd": QSGD}
+COMPRESSIONS = {"top-k": TopK, "rand-k": RandK, "qsgd": QSGD}
 
 #: A compression by name, table or instance.
 Compression: Any = choice("compression", COMPRESSIONS)
+
+
+def compress(compression, values: torch.Tensor, stream: Stream, contract: bool = False) -> torch.Tensor:
+    """Return what the receiver reconstructs from compressed vectors.
+
+    Args:
+        compression: a compression; ``None`` returns ``values``.
+        values: the vectors of the clients of ``stream``, ``[C, d]``, or the vector of the server, ``[d]``.
+        stream: random numbers. In a method, it is ``now.stream(purpose, oracle.client)`` for clients and
+            ``now.stream(purpose)`` for the server.
+        contract: whether the compression must be a contraction, as error feedback requires.
+    """
+    size = values.shape[-1]
+    if compression is None or compression.is_lossless(size):
+        return values
+    draws = torch.empty(0)
+    if compression.random:
+        on_device = values.is_cuda and not isinstance(stream, DeviceStream)
+        draws = _uniform(DeviceStream(stream, values.device) if on_device else stream, size, values.device)
+    return compression(values.reshape(-1, size), draws, contract).reshape(values.shape)
+
+
+def _uniform(stream: Stream, size: int, device: torch.device) -> torch.Tensor:
+    """Return uniform numbers for a field, float64 ``[C, size]``, drawn for some columns at a time to bound
+    the memory."""
+    draws = torch.empty(len(stream.clients), size, dtype=torch.float64, device=device)
+    for start in range(0, size, COLUMNS[device.type]):
+        stop = min(start + COLUMNS[device.type], size)
+        draws[:, start:stop] = torch.as_tensor(stream.uniform(stop - start)[:, 0])
+    return draws
 
 
 class Message(Section):

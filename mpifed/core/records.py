@@ -7,7 +7,7 @@ whole record is reduced, broadcast or written to disk without reference to its f
 The *type* of a field determines its size. It is the name of a block of the problem's variables (``"x"``,
 ``"y"``, ``"z"``), ``"scalar"``, a name in :meth:`Problem.field_sizes` (``"u"`` and ``"jacobian"`` of a
 composition), or a tuple of such names; a tuple is read as a tuple of views. :func:`not_sent`,
-:func:`within_round`, :func:`stored` and ``adaptive`` qualify a type.
+:func:`within_round`, :func:`stored`, :func:`compressed` and ``adaptive`` qualify a type.
 
 ``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Since arithmetic
 broadcasts over this axis, the same code of a method works for one client and for several.
@@ -34,6 +34,8 @@ __all__ = [
     "WithinRound",
     "Stored",
     "Adaptive",
+    "Compressed",
+    "compressed",
     "not_sent",
     "within_round",
     "stored",
@@ -67,6 +69,14 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Compressed:
+    """The type of a field that is communicated in compressed form, see :func:`compressed`."""
+
+    type: BaseType
+    by: str
+
+
+@dataclass(frozen=True)
 class Adaptive:
     """The type of the adaptive matrix of ``block``, computed from the average of the message field ``of``."""
 
@@ -74,7 +84,7 @@ class Adaptive:
     of: str
 
 
-FieldType = BaseType | NotSent | WithinRound | Stored | Adaptive
+FieldType = BaseType | NotSent | WithinRound | Stored | Compressed | Adaptive
 
 
 def not_sent(type: BaseType) -> NotSent:
@@ -105,9 +115,23 @@ def stored(type: BaseType) -> Stored:
     return Stored(type)
 
 
+def compressed(type: BaseType, by: str) -> Compressed:
+    """Declare a field that the method compresses, so that fewer bytes are communicated.
+
+    The method calls :func:`mpifed.core.compression.compress` itself; the declaration determines the counted
+    bytes, except in start phases. A field of ``shared`` may contain the point that clients compute from its
+    compressed change.
+
+    Args:
+        by: name of the hyperparameter with the compression; its value ``None`` means no compression.
+    """
+    return Compressed(type, by)
+
+
 def _unqualified(field_type):
     """Return a field type without its qualifier."""
-    return field_type.type if isinstance(field_type, NotSent | WithinRound | Stored) else field_type
+    qualifiers = NotSent | WithinRound | Stored | Compressed
+    return field_type.type if isinstance(field_type, qualifiers) else field_type
 
 
 def _is_field_type(value) -> bool:
@@ -168,7 +192,7 @@ class Record:
             if not _is_field_type(fields[name]):
                 raise ContractError(
                     f"field {name!r} of a record: expected the name of a block or a size, a tuple of such "
-                    "names, not_sent(...), within_round(...), stored(...) or adaptive(...), "
+                    "names, not_sent(...), within_round(...), stored(...), compressed(...) or adaptive(...), "
                     f"got {fields[name]!r}"
                 )
         self.fields: dict[str, FieldType] = fields

@@ -21,7 +21,7 @@ from mpifed.base.errors import ContractError, message_of, short_repr, user_code_
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.problem import Problem, as_family, defines, is_analytic, network_block, starting_point
-from mpifed.core.records import Adaptive, Blocks, NotSent, Record, State, Stored, WithinRound
+from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sampling import SampleWords
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
@@ -43,6 +43,7 @@ RECORDS = {
     NotSent: ("shared", "message"),
     WithinRound: ("client",),
     Stored: ("message",),
+    Compressed: ("shared", "message"),
     Adaptive: ("shared",),
 }
 #: Family → the blocks whose averages a method may return.
@@ -137,6 +138,9 @@ def _phases(method: Algorithm) -> Iterator[str]:
             else:
                 got = short_repr(phase.message)
                 yield f": phase {phase.name!r} needs a message, a Record with at least one field, got {got}"
+        if name == "phases" and phases[0].when is not None:
+            first = phases[0].name
+            yield f": the first phase takes place in every round, but {first!r} has the condition `when`"
 
 
 def _shared(method: Algorithm) -> Iterator[str]:
@@ -160,6 +164,10 @@ def _shared(method: Algorithm) -> Iterator[str]:
             yield f".{field} is computed from the average of {matrix.of!r}, which no message has: {options}"
         elif matrix.block not in {*carrier, *fields}:
             yield f".{field} is the matrix of {matrix.block!r}, which is no field of `shared` or that message"
+    for record in (method.shared, *(phase.message for phase in (*method.start, *method.phases))):
+        for field, declared in record.fields_of_type(Compressed).items():
+            if not hasattr(method, declared.by):
+                yield f".{field} is compressed by {declared.by!r}, which is not a hyperparameter"
     averages, blocks = method.averages, BLOCKS.get(method.family, ())
     if averages and {*averages} != {*blocks}:
         yield f".averages must name the blocks {', '.join(blocks)}, got {', '.join(map(str, averages))}"

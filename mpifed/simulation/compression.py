@@ -21,17 +21,13 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import Phase, communicated_fields
-from mpifed.core.compression import Message
+from mpifed.core.compression import Message, compress
 from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.records import Layout, State, Stored
 from mpifed.core.streams import Stream
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = ["MessageCompressor", "plan"]
-
-#: Number of columns for which one call draws random numbers; even, because a lane of the generator gives two.
-#: On a GPU, fewer calls mean fewer kernel launches.
-COLUMNS = {"cpu": 2**12, "cuda": 2**20}
 
 
 class _Field(NamedTuple):
@@ -158,20 +154,7 @@ class MessageCompressor:
             change = values if base is None else values - base
             if self._feedback:
                 change = change + self.residuals[index, field.residual]
-            draws = torch.empty(0)
-            if self._compression.random:
-                draws = _uniform(stream, field.size, rows.device)
-            sent = self._compression(change, draws, self._feedback)
+            sent = compress(self._compression, change, stream, self._feedback)
             if self._feedback:
                 self.residuals[index, field.residual] = change - sent
             values.copy_(sent if base is None else base + sent)
-
-
-def _uniform(stream: Stream, size: int, device: torch.device) -> torch.Tensor:
-    """Return uniform numbers for a field, float64 ``[C, size]``, drawn for some columns at a time to bound
-    the memory."""
-    draws = torch.empty(len(stream.clients), size, dtype=torch.float64, device=device)
-    for start in range(0, size, COLUMNS[device.type]):
-        stop = min(start + COLUMNS[device.type], size)
-        draws[:, start:stop] = torch.as_tensor(stream.uniform(stop - start)[:, 0])
-    return draws

@@ -3,8 +3,9 @@
 **Communication volume** is measured, not declared. A client downloads a field of ``shared`` in a phase if its
 client function reads the field and the server has written it since the client last downloaded it. Under
 partial participation, a client downloads every field that its client function reads, because it may have
-missed earlier updates. It uploads its message. Fields declared by ``not_sent`` do not count. A rank counts
-for the members that it hosts.
+missed earlier updates. It uploads its message. Fields declared by ``not_sent`` do not count, and fields
+declared by ``compressed`` count with the bytes of their compression. A rank counts for the members that it
+hosts.
 
 **The federated clock** simulates the wall time of rounds for clients behind networks. A phase is one
 synchronous round trip: the server sends the fields to all members of the cohort, each member evaluates
@@ -34,8 +35,8 @@ from pydantic import Field, model_validator
 
 from mpifed.base.settings import Section
 from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
-from mpifed.core.algorithm import communicated_fields
-from mpifed.core.records import Layout
+from mpifed.core.algorithm import Algorithm, communicated_fields, constant_matrices
+from mpifed.core.records import Compressed, Layout
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 
@@ -72,27 +73,28 @@ class Traffic:
     """Measures the communication volume of the phases.
 
     Args:
+        method: determines the compressions of compressed fields, and constant matrices, which are not sent.
         shared: layout of the method's ``shared``.
         itemsize: bytes per element.
-        constant: fields that clients know without a download, such as identity matrices.
 
     Attributes:
         unsent: fields of ``shared`` that the server has written since clients last downloaded them.
     """
 
-    def __init__(self, shared: Layout, itemsize: int, constant: Iterable[str] = ()):
-        self._layout, self._itemsize = shared, itemsize
-        self._communicated = set(communicated_fields(shared.record)) - set(constant)
+    def __init__(self, method: Algorithm, shared: Layout, itemsize: int):
+        self._method, self._layout, self._itemsize = method, shared, itemsize
+        self._communicated = set(communicated_fields(shared.record)) - set(constant_matrices(method))
         self.unsent: set[str] = set()
 
     def record_writes(self, names: Iterable[str]) -> None:
         """Record that the server has written these fields of ``shared``."""
         self.unsent |= self._communicated & set(names)
 
-    def volume(self, reads: set[str], message: Layout, full: bool) -> Volume:
+    def volume(self, r: int, reads: set[str], message: Layout, full: bool) -> Volume:
         """Return the communication volume of a phase per client, and mark the downloaded fields as sent.
 
         Args:
+            r: number of the round; in start phases (round 0), all fields are sent uncompressed.
             reads: fields of ``shared`` that the client function has read.
             message: layout of the message.
             full: whether all clients participate.
@@ -101,12 +103,17 @@ class Traffic:
         sent = reads & self.unsent if full else reads
         if full:
             self.unsent -= sent
-        up = _elements(message, communicated_fields(message.record))
-        return Volume(up * self._itemsize, _elements(self._layout, sent) * self._itemsize)
+        up = self._bytes(r, message, communicated_fields(message.record))
+        return Volume(up, self._bytes(r, self._layout, sent))
 
-
-def _elements(layout: Layout, names: Iterable[str]) -> int:
-    return sum(stop - start for name in names for start, stop in layout.slots[name])
+    def _bytes(self, r: int, layout: Layout, names: Iterable[str]) -> int:
+        compressed, total = layout.record.fields_of_type(Compressed) if r else {}, 0
+        for name in names:
+            rule = getattr(self._method, compressed[name].by) if name in compressed else None
+            for start, stop in layout.slots[name]:
+                size = stop - start
+                total += rule.bytes(size, self._itemsize) if rule else size * self._itemsize
+        return total
 
 
 class Clock(Section):

@@ -16,7 +16,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
-from mpifed.core.algorithm import Now, Phase, constant_matrices, local_steps, updated_matrices
+from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
 from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import ORACLES
@@ -90,9 +90,7 @@ class Rounds:
         self.transport, self.placement, self.observers = transport, placement, observers
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
         self.clock = FederatedClock(config.clock, config.seed, self.hosted)
-        self.traffic = Traffic(
-            memory.shared.layout, memory.shared.buffer.element_size(), constant_matrices(config.algorithm)
-        )
+        self.traffic = Traffic(config.algorithm, memory.shared.layout, memory.shared.buffer.element_size())
         self.skipped, self._reported_absence = 0, False
         self.coordinator = Coordinator(
             config.algorithm,
@@ -161,6 +159,8 @@ class Rounds:
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
+            if not self._takes_place(r, stage, cohort):
+                continue
             cohort = self.coordinator.participating(r, stage.number, cohort)
             if not len(cohort.members):
                 controls += self._skip(r, cohort, control)
@@ -175,6 +175,14 @@ class Rounds:
         self.costs.compute_seconds += seconds - communication
         self.costs.wire_bytes = self.transport.wire_bytes
         return controls
+
+    def _takes_place(self, r: int, stage: Stage, cohort: Cohort) -> bool:
+        """Return whether a phase takes place in round ``r``, by its condition if it has one."""
+        if stage.phase.when is None:
+            return True
+        now = self._now(r, cohort)
+        with user_code_errors(called(stage.phase.when), now.round, stage.phase.name):
+            return bool(stage.phase.when(now))
 
     def _skip(self, r: int, cohort: Cohort, control: float) -> float:
         """Skip the rest of a round in which no client participates; return the sum of the control values."""
@@ -262,7 +270,7 @@ class Rounds:
         compressed = self.compressor.bytes(stage.number) if r else None
         if compressed is not None and members:
             reads = reads | self.compressor.reads(stage.number)
-        volume = self.traffic.volume(reads, stage.messages.layout, full)
+        volume = self.traffic.volume(r, reads, stage.messages.layout, full)
         if compressed is not None:
             volume = volume._replace(up=compressed)
         self.traffic.record_writes(writes)

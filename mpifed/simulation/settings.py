@@ -34,6 +34,7 @@ from mpifed.core.compression import Message
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.core.problem import Minimisation, Problem, is_analytic
+from mpifed.core.records import Compressed
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import MetricSetting
 from mpifed.core.validation import check_method
@@ -232,6 +233,16 @@ class SimulationSettings(Strict, BaseModel):
             raise ValueError(
                 f"{name} has a convex part φ = {problem.phi}, which {method} would ignore: expected one of "
                 f"{join_names(n for n, c in ALGORITHMS.items() if c.composite)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _messages_compressed_once(self):
+        records = (self.algorithm.shared, *(phase.message for phase in self.algorithm.phases))
+        if self.message.compression and any(record.fields_of_type(Compressed) for record in records):
+            raise ValueError(
+                f"{title(self.algorithm)} compresses its own messages: leave message.compression out, and "
+                "set the compressions of the algorithm"
             )
         return self
 

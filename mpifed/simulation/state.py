@@ -17,7 +17,7 @@ from mpifed.base.memory import format_bytes, host_memory
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem, as_family
-from mpifed.core.records import Adaptive, Layout, Observed, Record, WithinRound, not_sent
+from mpifed.core.records import Adaptive, Compressed, Layout, Observed, Record, WithinRound, not_sent
 from mpifed.core.sampling import drawn_at_once
 from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import SerialComm
@@ -124,10 +124,13 @@ class Allocation:
                     f"has the blocks {', '.join(self.blocks)}"
                 )
         for block in self.blocks:
-            if fields[block] not in (block, not_sent(block)):
+            kind = fields[block]
+            if kind not in (block, not_sent(block)) and (
+                not isinstance(kind, Compressed) or kind.type != block
+            ):
                 raise ContractError(
                     f"{type(self._method).__name__}: the field {block!r} holds a block of {problem}, so it "
-                    f"must have the type {block!r}, got {fields[block]!r}"
+                    f"must have the type {block!r}, got {kind!r}"
                 )
 
 

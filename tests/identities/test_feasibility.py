@@ -86,6 +86,7 @@ PROMISES = [
     Promise("ExtraStepLocalSGD", DUAL),
     Promise("LocalAdaSEG", dict(K=3, G_0=1.0, D=1.0)),
     Promise("FedDualAvg", dict(K=3, eta_c=0.05, eta_s=1.4)),
+    Promise("MASHA1", dict(gamma=0.3, tau=0.5, compression={"name": "rand-k", "ratio": 0.4})),
     *(Promise("FeDualEx", dict(K=3, eta_c=0.05, eta_s=1.4, shadow=shadow)) for shadow in (True, False)),
     Promise("FSGDA", GLOBAL),
     *(Promise("FedProx", dict(K=3, eta=0.05, eta_g=1.4, stragglers=share)) for share in (None, 0.5)),
@@ -208,7 +209,7 @@ CASES = [
     (promise, change)
     for promise in ONE_EACH
     for change in CHANGES
-    if promise in SAMPLED or change in ("top-k", "qsgd")
+    if promise in SAMPLED or change in ("top-k", "qsgd") and promise.method != "MASHA1"  # compresses itself
 ]
 
 

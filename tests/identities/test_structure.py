@@ -28,6 +28,8 @@ from mpifed.algorithms import (
     LESGD,
     LIPPAX,
     LSGD,
+    MASHA1,
+    MASHA2,
     MFCGD,
     SAGDA,
     SCAFFOLD,
@@ -154,6 +156,8 @@ OPERATORS = {
     "FeDualEx": FeDualEx(K=3, eta_c=0.05),
     "LocalAdaSEG": LocalAdaSEG(K=3, G_0=3.0, D=0.2),
     "ProxSkipVIPFL": ProxSkipVIPFL(gamma=0.05, p=0.4),
+    "MASHA1": MASHA1(gamma=0.05, tau=0.5),
+    "MASHA2": build(MASHA2, dict(gamma=0.05, tau=0.5, compression=dict(name="top-k", ratio=0.4)), ""),
 }
 COMPOSITIONS = {
     "MFCGD": MFCGD(q=3, gamma=0.06, eta=0.9, alpha=0.3, beta=0.6, varrho=0.45, C_g=0.8, C_f=0.5),

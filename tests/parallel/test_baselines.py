@@ -20,7 +20,18 @@ from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
 from levels import Levels, levels_at
 from mixtures import LogCosh, losses_of
-from reference import agnostic, bilevel, clipping, cross_device, memory, plain_training, proxskip, variates
+from reference import (
+    agnostic,
+    bilevel,
+    clipping,
+    compressed,
+    cross_device,
+    masha,
+    memory,
+    plain_training,
+    proxskip,
+    variates,
+)
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
@@ -36,6 +47,8 @@ from mpifed.algorithms import (
     CODASCA,
     DRFA,
     FLRA,
+    MASHA1,
+    MASHA2,
     MIFA,
     SAGDA,
     SCAFFOLD,
@@ -218,6 +231,14 @@ ASCENT = Family(
 HALF, PLAIN = (Family(Half, call, InASet, {"project": OUTER}, record=("x",)) for call in (on_half, without_y))
 OPERATOR = Family(Game, on_operator, Bounded, {}, record=("z",))
 GRADIENT = Family(Half, on_gradient, InASet, {}, record=("z",))
+#: The game as a variational inequality in a set.
+BINDING = Family(
+    Game,
+    on_operator,
+    MINIMAX.bound,
+    {"project": lambda z: torch.cat([one(part) for one, part in zip(BOTH, (z[:DX], z[DX:]))])},
+    record=("z",),
+)
 CHAIN, SQUARE = (
     Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
@@ -277,6 +298,7 @@ SKIPS = dict(gamma=0.05, p=0.35)
 POWER = {"name": "power", "scale": 0.9, "offset": 1.0, "exponent": 0.5}
 MOMENTUM = dict(q=3, **RATES, beta_x=0.7, beta_y=0.4)
 TAU = (1, 4, 2, 3, 1)
+RAND_2, TOP_2 = dict(name="rand-k", ratio=0.4), dict(name="top-k", ratio=0.4)  # 2 of 5 entries
 FALLING = {"name": "power", "scale": 0.09, "offset": 1, "exponent": 0.6}
 NESTED = dict(T=2, tau=2, alpha=0.04, beta=0.6)
 
@@ -356,6 +378,36 @@ def proxskips(name, cls, settings, family=OPERATOR, resumed=True):
         theirs |= {"refreshes": partial(drawn.coin, SEED), "q": lambda k: q or 1 / sizes(game())[k]}
         reference = proxskip.proxskip_l_svrgda
     return {name: Case(family, cls, reference, settings, theirs, resumed)}
+
+
+def mashas(name, cls, tau=0.6, resumed=False, family=None, **settings):
+    """A case with its compressions, for which the reference has functions of one vector."""
+    settings = dict(gamma=POWER | {"scale": 0.2}, tau=tau) | settings
+    family = family or (BINDING if cls is MASHA1 else OPERATOR)
+    clients, server = (compressing(settings.get(key), cls is MASHA2)
+                       for key in ("compression", "server_compression"))  # fmt: skip
+    theirs = {
+        "gamma": power(0.2),
+        "coin": lambda r: drawn.uniform(SEED, "reference", r, 1)[0],
+        "compression": lambda k, r, v: clients(v, lambda size: drawn.uniform(SEED, "client", r, size, k)),
+        "server_compression": lambda r, v: server(v, lambda size: drawn.uniform(SEED, "server", r, size)),
+    }
+    reference = masha.masha1 if cls is MASHA1 else masha.masha2
+    return {name: Case(family, cls, reference, settings, theirs, resumed, cls is MASHA1)}
+
+
+def compressing(table, contract):
+    """Return a function of a vector and of a function that draws uniform numbers."""
+    if table is None:
+        return lambda v, draw: v
+    if table["name"] == "qsgd":
+        s = table["levels"]
+        return lambda v, draw: (
+            compressed.qsgd(v, s, draw(len(v))) / (1 + contract * min(len(v) / s**2, len(v) ** 0.5 / s))
+        )
+    if table["name"] == "top-k":
+        return lambda v, draw: compressed.top_k(v, 2)
+    return lambda v, draw: compressed.rand_k(v, 2, draw(len(v))) * (2 / len(v) if contract else 1)
 
 
 ADAM = dict(name="adam", beta_1=0.7, beta_2=0.8, epsilon=0.2)
@@ -463,6 +515,11 @@ CASES = {
         "ProxSkip-L-SVRGDA-FL fixed", ProxSkipLSVRGDAFL, SKIPS | dict(p=0.5, q=0.3, period="fixed"), GRADIENT,
         False,
     ),
+    **mashas("MASHA1", MASHA1, compression=RAND_2, server_compression=RAND_2, resumed=True),
+    **mashas("MASHA1 old", MASHA1, compression=dict(name="qsgd", levels=2), reference="old"),
+    **mashas("MASHA2", MASHA2, compression=TOP_2, server_compression=TOP_2, resumed=True),
+    **mashas("MASHA2 old", MASHA2, compression=RAND_2, server_compression=TOP_2, reference="old"),
+    **mashas("MASHA2 qsgd", MASHA2, compression=TOP_2, server_compression=dict(name="qsgd", levels=2)),
     **minimax(
         "coda_plus", CODAPlus, STAGES, STAGES | dict(growth=1.6), dict(K=3, eta=0.05, T=9),
         STAGES | dict(reference="average"), module=variates,

@@ -21,6 +21,14 @@ def top_k(v, k):
     return kept
 
 
+def rand_k(v, k, u):
+    """Keep the k entries whose numbers u are the largest, times d/k."""
+    kept = torch.zeros_like(v)
+    for place in sorted(range(len(v)), key=lambda one: -u[one])[:k]:
+        kept[place] = len(v) / k * v[place]
+    return kept
+
+
 def qsgd(v, s, u):
     """Divide each entry by the norm, multiply it by s, and round it up if u is below its fractional part."""
     norm, sent = math.sqrt(sum(float(value) ** 2 for value in v)), torch.zeros_like(v)

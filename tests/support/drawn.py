@@ -49,6 +49,11 @@ def coin(seed: int, client: int, r: int, j: int) -> float:
     return Stream(seed, "method/refresh", [client], r, first=j).uniform().item()
 
 
+def uniform(seed: int, purpose: str, r: int, size: int, client: int = 0) -> np.ndarray:
+    """Return the uniform numbers of a method for a purpose in round ``r``, ``[size]``."""
+    return Stream(seed, f"method/{purpose}", [client], r).uniform(size)[0, 0]
+
+
 def straggler(seed: int, client: int, r: int) -> np.ndarray:
     """Return the two uniform numbers of a possible straggler of FedProx in a round."""
     return Stream(seed, "method/stragglers", [client], r).uniform(2)[0, 0]

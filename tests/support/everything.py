@@ -18,6 +18,7 @@ RATES = dict(eta_x=0.01, eta_y=0.01)
 NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 
 BILEVEL = dict(tau=2, eta_x=0.01, eta_y=0.01, eta_z=0.01, gamma_x=0.01, gamma_y=0.01, gamma_z=0.01)
+HALF, TOP = dict(name="rand-k", ratio=0.5), dict(name="top-k", ratio=0.5)
 SERIES = dict(J=2, ell=0.1, **NEST)
 
 #: Method → settings, and settings that make its steps zero, if any.
@@ -91,6 +92,8 @@ METHODS = {
     "FedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
     "LFedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
     "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), None),
+    "MASHA1": (dict(gamma=0.01, tau=0.5, compression=HALF, server_compression=HALF), dict(gamma=0)),
+    "MASHA2": (dict(gamma=0.01, tau=0.5, compression=TOP, server_compression=HALF), dict(gamma=0)),
 }
 
 

@@ -17,12 +17,13 @@ from mpifed import Config
 from mpifed.algorithms import ALGORITHMS, LocalAdaSEG, LocalSGDA
 from mpifed.config.job import ConfigError
 from mpifed.core.algorithm import communicated_fields
-from mpifed.core.compression import COMPRESSIONS, QSGD, Message, TopK
+from mpifed.core.compression import COMPRESSIONS, QSGD, Message, RandK, TopK
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 NONE = torch.empty(0)
+EACH = [TopK(ratio=0.3), RandK(ratio=0.3), QSGD(levels=4)]
 #: Numbers whose squares neither vanish nor overflow, many of them equal, some 0.
 numbers = st.one_of(st.integers(-3, 3).map(float), st.floats(-100, 100).filter(lambda v: abs(v) > 1e-3))
 vectors = st.lists(numbers, min_size=1, max_size=40)
@@ -68,6 +69,18 @@ def test_qsgd_rounds_to_one_of_the_two_neighbouring_levels(values, levels, seed)
         np.testing.assert_allclose(whole, whole.round(), atol=1e-9)  # levels up to 300 at 1e-12
 
 
+def test_rand_k_keeps_k_entries_and_is_unbiased_or_a_contraction():
+    values, count = torch.from_numpy(generator(1, "values").standard_normal(10)), 20_000
+    rows, draws, compression = values.expand(count, -1), draws_of((count, 10)), RandK(ratio=0.3)
+    sent = compression(rows, draws, False)
+    assert ((sent != 0).sum(1) == 3).all()
+    torch.testing.assert_close(sent[sent != 0], (rows * (10 / 3))[sent != 0])
+    # An entry is kept with probability 0.3; a mean is left by five deviations once in a million seeds.
+    deviation = values.abs() * (10 / 3) * math.sqrt(0.3 * 0.7 / count)
+    assert (abs(sent.mean(0) - values) <= 5 * deviation).all()
+    assert torch.equal(compression(rows, draws, True), torch.where(sent != 0, rows, 0.0))
+
+
 @pytest.mark.parametrize("levels", [1, 3, 16])
 def test_qsgd_is_unbiased_and_of_the_stated_variance(levels):
     values = torch.from_numpy(generator(1, "values").standard_normal(25))
@@ -96,7 +109,7 @@ def test_with_error_feedback_qsgd_is_a_contraction(levels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
+@pytest.mark.parametrize("compression", EACH, ids=lambda one: one.choice_name)
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_compressed_rows_do_not_depend_on_other_rows(compression, size, dtype):
     rows = torch.from_numpy(generator(2, "rows").standard_normal((9, size))).to(dtype)
@@ -110,7 +123,7 @@ def test_compressed_rows_do_not_depend_on_other_rows(compression, size, dtype):
         assert torch.equal(compression(row[None], draw[None], True)[0], wanted)
 
 
-@pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
+@pytest.mark.parametrize("compression", EACH, ids=lambda one: one.choice_name)
 def test_zero_vectors_stay_zero(compression):
     rows = torch.zeros(2, 5, dtype=torch.float32)
     assert torch.equal(compression(rows, draws_of((2, 5)), True), rows)
@@ -143,7 +156,11 @@ WITHOUT_Y = [
     for name in METHODS
     if ALGORITHMS[name].family in ("minimax", "minimisation") and not ALGORITHMS[name].mixture
 ]
-SMALL = {"top-k": {"name": "top-k", "ratio": 0.3}, "qsgd": {"name": "qsgd", "levels": 2}}
+SMALL = {
+    "top-k": {"name": "top-k", "ratio": 0.3},
+    "rand-k": {"name": "rand-k", "ratio": 0.3},
+    "qsgd": {"name": "qsgd", "levels": 2},
+}
 
 
 @pytest.mark.parametrize("feedback", [False, True])

@@ -26,6 +26,8 @@ from mpifed.algorithms import (
     LESGD,
     LIPPAX,
     LSGD,
+    MASHA1,
+    MASHA2,
     MFCGD,
     MIFA,
     SAGDA,
@@ -95,6 +97,8 @@ LOCAL = dict(K=K, eta=0.01)
 CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
 SKIP = dict(gamma=0.01, p=1 / K, period="fixed")
 NEST = dict(tau=K, alpha=0.01, beta=0.01)
+RAND_2 = {"name": "rand-k", "ratio": 0.4}
+MASHA = dict(gamma=0.01, compression=RAND_2, server_compression=RAND_2)
 
 LX, LY = levels.DX, levels.DY
 ALL_RATES = dict(eta_z=0.01, gamma_x=0.01, gamma_y=0.01, gamma_z=0.01, **RATES)
@@ -231,6 +235,13 @@ COSTS = {
     "LFedNestBilevel": (
         LFedNestBilevel(T=2, J=2, ell=0.1, **NEST), Levels, 2 * LY + LX, 2 * LY + LX, 3, 4 * K + 3,
     ),
+    # 2 of 5 values of 8 bytes with their indices of 4 bytes take 3 elements. F is known without
+    # an exchange in round 2.
+    "MASHA1, no exchange": (MASHA1(tau=0.999, **MASHA), Game, 3, 3, 1, 1),
+    "MASHA1, exchanges": (MASHA1(tau=0, **MASHA), Game, 3 + D, 3 + D, 2, 2),
+    "MASHA1, not compressed": (MASHA1(tau=0.999, gamma=0.01), Game, D, D, 1, 1),
+    "MASHA2, no exchange": (MASHA2(tau=0.999, **MASHA), Game, 3, 3, 1, 1),
+    "MASHA2, exchanges": (MASHA2(tau=0, **MASHA), Game, 3 + D, 3 + D, 2, 2),
     # A new reference point in every step.
     "ProxSkipLSVRGDAFL": (ProxSkipLSVRGDAFL(**SKIP, q=1.0), Game, D, D, 1, 3 * K),
 }  # fmt: skip
@@ -261,7 +272,7 @@ def test_calls_per_local_step(name):
     """Other calls of a round, fewer than its steps here, do not count. Methods with several kinds of local
     steps are left out."""
     method, *_, calls = COSTS[name]
-    if not name.startswith(("FedNest", "LFedNest", "LocalMOML", "ProxSkipLSVRGDAFL", "SmoothedGDA")):
+    if not name.startswith(("FedNest", "LFedNest", "LocalMOML", "ProxSkipLSVRGDAFL", "SmoothedGDA", "MASHA")):
         if isinstance(getattr(method, "tau", 0), tuple):
             calls *= 2  # the largest number of local steps is twice the mean
         assert calls // local_steps(method) == method.calls_per_step

@@ -131,6 +131,7 @@ ONE_STEP = {
     "SmoothedGDA": RATES,
     "ExtraSGD": dict(eta=0.05),
     "FedDualAvg": dict(K=1, eta_c=0.05),
+    "MASHA1": dict(gamma=0.05, tau=0.5),
     "FedGDAGT": dict(K=1, eta_xl=0.05, eta_yl=0.05),
     "DRFA": dict(tau=1, eta=0.05, gamma=0.05),
 }

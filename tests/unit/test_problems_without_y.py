@@ -37,9 +37,9 @@ def test_fsgda_without_y_is_bitwise_fedavg(tmp_path, group, weights):
     assert np.abs(np.diff(paths[0], axis=0)).max() > 1e-2
 
 
-#: SLIPPAX's smoothing radius depends on the number of variables, LocalAdaSEG's step size on y; DRFA is for
-#: mixtures.
-COUPLED = ("SLIPPAX", "LocalAdaSEG", "DRFA")
+#: SLIPPAX's smoothing radius and the entries that MASHA keeps depend on all variables, LocalAdaSEG's step
+#: size on y; DRFA is for mixtures.
+COUPLED = ("SLIPPAX", "LocalAdaSEG", "MASHA1", "MASHA2", "DRFA")
 ALONE = [
     name for name in METHODS if ALGORITHMS[name].family in ("minimax", "operator") and name not in COUPLED
 ]

@@ -1,0 +1,151 @@
+"""MASHA1 and MASHA2: exact limits with compression in both directions, bytes, and refused combinations."""
+
+from __future__ import annotations
+
+import drawn
+import pytest
+from games import DX, DY, Game, configuration
+from identity_games import ROUNDING, VISIBLE, Affine, distance, path
+
+from mpifed import Config, ConfigError, Phase
+from mpifed.algorithms import MASHA1, MASHA2, ExtraSGD, LocalSGDA
+from mpifed.core.compression import Message
+from mpifed.core.records import Record, compressed, not_sent
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import L1BoxBilinear
+from mpifed.simulation.simulation import Simulation
+
+RAND_2, TOP_2 = {"name": "rand-k", "ratio": 0.4}, {"name": "top-k", "ratio": 0.4}  # 2 of 5 entries
+EXACT = {"noise": None, "batch_size": 0}
+ETA, SEED, CLIENTS = 0.06, 1, 3
+
+
+def masha(cls=MASHA1, rule=None, server="same", **settings):
+    server = rule if server == "same" else server
+    return cls(**{"gamma": ETA, "tau": 0.5, "compression": rule, "server_compression": server} | settings)
+
+
+@pytest.mark.parametrize("reference, near", [("new", True), ("old", False)])
+def test_without_compression_and_tau_masha1_is_extragradient(reference, near):
+    left = path(masha(tau=0, reference=reference), Game(), **EXACT)
+    gap = distance(left, path(ExtraSGD(eta=ETA), Game(), **EXACT))
+    assert gap < ROUNDING if near else gap > VISIBLE
+
+
+def test_without_compression_masha2_is_masha1():
+    assert distance(path(masha(MASHA2), Game()), path(masha(), Game())) < ROUNDING
+    assert distance(path(masha(MASHA2, RAND_2), Game()), path(masha(rule=RAND_2), Game())) > VISIBLE
+
+
+def gap_after(method, rounds, message=None) -> float:
+    """Return the distance from the saddle point of a game with unequal Jacobians, without noise."""
+    config = configuration(method, Affine(clients=3, common=False), "unused", rounds=rounds, **EXACT)
+    config = config.model_copy(update={"record": (), "message": message or Message()})
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    for _ in range(rounds):
+        simulation.step()
+    return float((simulation.point() - simulation.problem.problem.saddle()).abs().max())
+
+
+#: The slowest of these rounds contract by 0.94; 1e-13 leaves room for rounding.
+@pytest.mark.parametrize("reference", ["new", "old"])
+@pytest.mark.parametrize("cls, rule", [(MASHA1, RAND_2), (MASHA2, TOP_2)])
+def test_the_limit_is_exact_with_compression_in_both_directions(cls, rule, reference):
+    assert gap_after(masha(cls, rule, reference=reference, gamma=0.1), 600) < 1e-13
+
+
+@pytest.mark.parametrize("rule", [RAND_2, TOP_2])
+def test_extragradient_with_compressed_operators_stops_at_a_floor(rule):
+    message = Message(compression=rule)
+    assert gap_after(ExtraSGD(eta=0.1), 150) < 1e-7
+    assert min(gap_after(ExtraSGD(eta=0.1), rounds, message) for rounds in (140, 150)) > VISIBLE
+
+
+@pytest.mark.parametrize("cls, rule, bytes", [(MASHA1, RAND_2, 24), (MASHA2, TOP_2, 24), (MASHA1, None, 40)])
+def test_all_operators_cost_bytes_only_in_rounds_with_a_new_reference_point(cls, rule, bytes):
+    """A round takes 2 values of 8 bytes with indices of 4 bytes in each direction, and all 5 values with its
+    coin; their mean and the point are downloaded in the round after it."""
+    config = configuration(masha(cls, rule), Game(clients=CLIENTS), "unused", noise=0)
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    costs, new, coins = simulation.rounds.costs, 1, []
+    totals = [costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls]
+    assert totals == [40 * CLIENTS, 40 * CLIENTS, 1, CLIENTS]  # the starting point is sent
+    for r in range(1, 9):
+        simulation.step()
+        coin = drawn.uniform(SEED, "reference", r, 1)[0] >= 0.5
+        before = totals
+        totals = [costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls]
+        up, down = bytes + 40 * coin, bytes * (r > 1) + 40 * new
+        assert [after - one for one, after in zip(before, totals)] == [
+            up * CLIENTS, down * CLIENTS, 1 + coin, (1 + coin) * CLIENTS,
+        ]  # fmt: skip
+        new = coin
+        coins.append(coin)
+    assert {*coins} == {True, False}
+
+
+def job(method, problem=None, **settings):
+    return Config(algorithm=method, problem=problem or Game(clients=CLIENTS), **settings)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (
+            lambda: masha(rule=TOP_2),
+            "compression: expected an unbiased compression such as rand-k, got top-k",
+        ),
+        (lambda: masha(server=TOP_2), "server_compression: expected an unbiased compression"),
+        (
+            lambda: job(masha(), message={"compression": RAND_2}),
+            "MASHA1 compresses its own messages: leave message.compression out",
+        ),
+        (lambda: job(masha(), participation={"cohort": 2}), "MASHA1 is defined for full participation only"),
+        (
+            lambda: job(masha(MASHA2), L1BoxBilinear(clients=CLIENTS)),
+            "L1BoxBilinear has a convex part .*, which MASHA2 would ignore",
+        ),
+        (
+            lambda: path(masha(MASHA2), Game(ball=0.3)),
+            "MASHA2 would ignore its set of y: it needs a method with constrained = True",
+        ),
+    ],
+)
+def test_combinations_that_are_refused(make, words):
+    with pytest.raises((ValueError, CollectiveError), match=words):
+        make()
+
+
+class Conditional(LocalSGDA):
+    """Local-SGDA whose only phase has a condition."""
+
+    @property
+    def phases(self):
+        return (Phase(self.client_round, self.message, self.server_round, when=lambda now: now.round > 1),)
+
+
+class Undeclared(LocalSGDA):
+    """Local-SGDA with a compressed field whose compression is not a hyperparameter."""
+
+    message = Record(x=compressed("x", by="rule"), y="y")
+
+
+@pytest.mark.parametrize(
+    "cls, words",
+    [
+        (Conditional, "the first phase takes place in every round, but .round. has the condition `when`"),
+        (Undeclared, ".x is compressed by 'rule', which is not a hyperparameter"),
+    ],
+)
+def test_declarations_that_are_refused(cls, words):
+    with pytest.raises(ConfigError, match=words):
+        job(cls(q=1, eta_x=0.1, eta_y=0.1))
+    with pytest.raises(ConfigError, match="cannot be Compressed.*, which is for shared and message"):
+        job(type("Bad", (cls,), {"client": Record(c=compressed("x", by="q"))})(q=1, eta_x=0.1, eta_y=0.1))
+
+
+def test_blocks_are_sent_compressed_or_not_at_all():
+    assert MASHA1.shared.fields["z"] == compressed("z", by="server_compression")
+    assert MASHA1.shared.fields["w"] == not_sent("z") and DX + DY == 5
