@@ -261,12 +261,20 @@ def suggest(name: str, options: Iterable[str]) -> str:
     options = sorted(options)
     lower = {option.lower(): option for option in options}
     # Truncated, because comparing a text of a megabyte takes minutes; no option is as long as the limit.
-    close = difflib.get_close_matches(truncate(name).lower(), lower, n=MAX_CLOSE)
+    short = truncate(name).lower()
+    close = [option for option in lower if _abbreviates(short, option)]
+    close += [one for one in difflib.get_close_matches(short, lower, n=MAX_CLOSE) if one not in close]
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     if len(options) > MAX_OPTIONS:
         similar = ", ".join([*(lower[option] for option in close), "..."])
         return f"{hint}(options: {similar}, see `mpifed list`)" if close else "see `mpifed list`"
     return f"{hint}(options: {', '.join(options)})" if options else "(it has no settings)"
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Whether the words of ``short`` begin those of ``name``, as in val_auc and validation_auc."""
+    parts, words = short.split("_"), name.split("_")
+    return len(parts) == len(words) > 1 and all(map(str.startswith, words, parts))
 
 
 def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str]:

@@ -36,10 +36,11 @@ def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
 
 
 def console():
-    """Return a console of rich; 110 columns unless standard output is a terminal."""
+    """Return a console of rich: as wide as the terminal or ``$COLUMNS``, otherwise 110 columns."""
     from mpifed.base.console import Console
 
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110)
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(highlight=False, markup=False, width=None if known else 110)
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], paged: bool = False) -> None:

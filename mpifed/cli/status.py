@@ -45,6 +45,7 @@ TIME_COLUMNS = ("written", "rounds/s", "left")
 @click.command()
 @click.argument("places", nargs=-1, type=click.Path(), metavar="[FOLDER|JOB.toml]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--trials", is_flag=True, help="List each run of the searches of `mpifed tune`.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Repeat until all runs have ended.")
 @click.option(
     "--interval",
@@ -54,19 +55,20 @@ TIME_COLUMNS = ("written", "rounds/s", "left")
     metavar="SECONDS",
     help="Interval of --follow.",
 )
-def status(places, as_json, following, interval):
+def status(places, as_json, trials, following, interval):
     """Show the progress of the runs in FOLDER... and below, by default in the current folder.
 
     One line per run: its round, its state (finished, running, stopped or failed), the latest value of its
     first metric, and the time since it last wrote. Running runs also have the rounds per second and the
     estimated time left. A job file JOB.toml stands for its run, or for all runs of its [sweep], including
-    runs that have not begun. For job arrays of `mpifed launch`, the states of the elements are added.
+    runs that have not begun. For job arrays of `mpifed launch`, the states of the elements are added. The
+    trials of a search of `mpifed tune` are one line per method, with the value of the best settings.
 
     With --follow, the table is updated in place on a terminal; a file or a pipe gets one line per change.
 
     The command writes nothing and does not affect running runs.
     """
-    from mpifed.storage.status import find_statuses, is_run
+    from mpifed.storage.status import find_statuses, is_run, with_searches
     from mpifed.storage.status import status as status_of
 
     jobs = [place for place in places if place.endswith(".toml")]
@@ -74,9 +76,9 @@ def status(places, as_json, following, interval):
     planned = [run for job in jobs for run in _runs_of(job)]
 
     def look() -> list[Status]:
-        return find_statuses(folders) + [
-            status_of(run.folder) if is_run(run.folder) else run for run in planned
-        ]
+        found = find_statuses(folders)
+        runs = found if trials else with_searches(found)
+        return runs + [status_of(run.folder) if is_run(run.folder) else run for run in planned]
 
     if following and as_json:
         raise click.UsageError("--follow and --json cannot be combined: leave one out")
@@ -163,11 +165,12 @@ def table(
 def row(run: Status) -> dict[str, str]:
     """Return the cells of a run by column."""
     completed, total = ("?" if number is None else f"{number:,}" for number in (run.round or 0, run.rounds))
+    has_rounds = run.rounds is not None or (run.state != "not begun" and not run.trials)
     cells = {
         "run": str(run.folder),
         "method": run.method,
         "problem": run.problem,
-        "round": f"{completed} of {total}" if run.rounds is not None or run.state != "not begun" else "",
+        "round": f"{completed} of {total}" if has_rounds else "",
         "state": run.state,
         "metric": _value(run.metric),
         "validation": _value(run.validation),

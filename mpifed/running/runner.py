@@ -166,6 +166,8 @@ class Runner:
             costs.communication_seconds,
         )
         self._call_callbacks("on_end", metrics, end.sentence)
+        if (best := self.recorder.best) and end.kind != "signal":
+            announce(self.comm, f"best {best.metric}: {best.value:.4g} after round {best.round}")
         if end.kind == "signal":
             announce(self.comm, f"stopped after round {round}: the same command continues from there")
         return self._result(end, metrics)

@@ -26,7 +26,8 @@ from mpifed.base.log import warning
 __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "FIGURE_MARK", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC",
     "LOCK_FILE", "LOG_FILES", "LOG_FOLDER", "PNG_METADATA", "MARKER", "REPORT_FILES", "RESULTS_MAGIC",
-    "RUN_FILE", "RUN_FILES", "TEXT_MARK", "checkpoints", "expect_writable", "is_figure", "is_paper",
+    "RUN_FILE", "RUN_FILES", "SEARCH_RESULT", "TEXT_MARK", "TRIALS", "TRIED",
+    "checkpoints", "expect_writable", "is_figure", "is_paper",
     "is_registered", "is_weights", "logs", "rank_of", "refuse_foreign", "register", "remove_leftovers",
     "replacing", "round_of", "sync", "writing",
 ]  # fmt: skip
@@ -39,6 +40,8 @@ LOG_FOLDER, LOG_FILES = "log", ("rank-*.txt",)
 #: First bytes of checkpoints, and of results files. Results files of version 0.1 begin with HDF5's own bytes.
 CHECKPOINT_MAGIC, RESULTS_MAGIC = b"mpifed checkpoint ", b"mpifed run file "
 HISTORY_FILE, HISTORY_MAGIC = "history.bin", b"mpifed history 1\n"
+#: In the folder of a search: the folder of its runs, the table of all settings, and the result of a study.
+TRIALS, TRIED, SEARCH_RESULT = "trials", "tried.csv", "tried.json"
 #: Patterns of the names of a run's files.
 RUN_FILES = (RUN_FILE, HISTORY_FILE, LOCK_FILE, f"checkpoint-{8 * '[0-9]'}*.h5")
 #: Files of a report. Some of them require metrics or several runs.

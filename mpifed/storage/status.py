@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
-from mpifed.storage.files import LOCK_FILE, RUN_FILE, checkpoints, round_of
+from mpifed.storage.files import LOCK_FILE, RUN_FILE, SEARCH_RESULT, TRIALS, TRIED, checkpoints, round_of
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.results import RunData, expect, load
 from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
 
-__all__ = ["Status", "is_run", "status", "find_statuses"]
+__all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
 
 #: Maximum size in bytes of a checkpoint that is read. Larger checkpoints are identified by name only.
 MAX_READ = 16 * 2**20
@@ -39,6 +41,7 @@ class Status:
         age: seconds since a checkpoint or the results were written; without these, since the run started.
         pace: rounds per second of a running run.
         left: estimated seconds until a running run ends.
+        trials: number of runs of a search.
         script, element: the batch script, and the element of its job array that executes the run.
     """
 
@@ -56,6 +59,7 @@ class Status:
     validation: tuple[str, float] | None = None
     script: Path | None = None
     element: int | None = None
+    trials: int = 0
 
 
 def find_statuses(places: Iterable[str | Path]) -> list[Status]:
@@ -100,6 +104,38 @@ def _statuses_below(place: Path) -> Iterator[Status]:
         unnamed = is_script(folder / SCRIPT) and not assigned_runs(folder / SCRIPT)
         if unnamed and not any(run.is_relative_to(folder) for run in found):
             yield Status(folder, "not begun", f"{folder / SCRIPT} has not written anything yet")
+
+
+def with_searches(runs: Iterable[Status]) -> list[Status]:
+    """Return the runs with the trials of each search of `mpifed tune` as one entry."""
+    searches: dict[Path, list[Status]] = {}
+    for run in runs:
+        searches.setdefault(run.folder.parents[1] if _is_trial(run.folder) else run.folder, []).append(run)
+    return [own[0] if own[0].folder == folder else _search(folder, own) for folder, own in searches.items()]
+
+
+def _is_trial(run: Path) -> bool:
+    return any(folder.name == TRIALS and (folder.parent / TRIED).is_file() for folder in run.parents)
+
+
+def _search(folder: Path, trials: list[Status]) -> Status:
+    """Return the status of the search for one method: the value of its best settings, and its trials."""
+    counts = Counter(trial.state for trial in trials)
+    active = next((state for state in ("running", "running?") if counts[state]), "")
+    metric = None
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        result = json.loads((folder / SEARCH_RESULT).read_text(encoding="utf-8"))
+        metric = str(result["metric"]), float(result["value"])
+    return Status(
+        folder,
+        active or ("finished" if metric else "stopped"),
+        f"{len(trials)} trials: {', '.join(f'{count} {state}' for state, count in counts.items())}",
+        trials[0].method,
+        trials[0].problem,
+        metric=metric,
+        age=min((trial.age for trial in trials if trial.age is not None), default=None),
+        trials=len(trials),
+    )
 
 
 def is_run(folder: Path) -> bool:

@@ -16,12 +16,12 @@ from mpifed.config.space import Range
 from mpifed.config.tables import toml_string
 from mpifed.config.tuning import Study, Tuning
 from mpifed.report.statistics import ranking_key
-from mpifed.storage.files import replacing
+from mpifed.storage.files import SEARCH_RESULT, TRIALS, TRIED, replacing
 from mpifed.tuning.search import Search
 
-__all__ = ["BEST", "SEED_OFFSET", "TRIED", "SearchResult", "read", "result_of", "store", "write_tables"]
+__all__ = ["BEST", "SEED_OFFSET", "SearchResult", "discard", "read", "result_of", "store", "write_tables"]
 
-BEST, TRIED = "best.toml", "tried.csv"
+BEST = "best.toml"
 #: Difference between the first seed in best.toml and the first seed of the search.
 SEED_OFFSET = 100
 _COLUMNS = ("task", "method", "bracket", "settings", "rounds", "seeds", "value", "oracle calls")
@@ -92,7 +92,7 @@ def _warnings(search: Search) -> list[str]:
 
 
 def _file(tuning: Tuning, study: Study) -> Path:
-    return tuning.out / "trials" / study.task / study.method / "tried.json"
+    return tuning.out / TRIALS / study.task / study.method / SEARCH_RESULT
 
 
 def store(tuning: Tuning, study: Study, digest: str, result: SearchResult) -> None:
@@ -102,6 +102,11 @@ def store(tuning: Tuning, study: Study, digest: str, result: SearchResult) -> No
     text = json.dumps({"search": digest, **asdict(result)}, indent=1) + "\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def discard(tuning: Tuning, study: Study) -> None:
+    """Remove the stored result of a study."""
+    _file(tuning, study).unlink(missing_ok=True)
 
 
 def read(tuning: Tuning, study: Study, digest: str) -> SearchResult | None:

@@ -21,7 +21,7 @@ from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
 from mpifed.simulation.setup import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
-from mpifed.storage.files import is_registered
+from mpifed.storage.files import TRIALS, is_registered
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import RunData, load
 
@@ -163,7 +163,7 @@ def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
 def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -> Path:
     """Return the folder of a run, named by its open settings."""
     name = settings_name(settings) if settings else "fixed"
-    return out / "trials" / study.task / study.method / name / f"seed={seed}"
+    return out / TRIALS / study.task / study.method / name / f"seed={seed}"
 
 
 def run_trial(folder: Path, study: Study, request: Request, metric: str, comm: SerialComm) -> TrialOutcome:

@@ -19,7 +19,7 @@ from mpifed.config.grids import select_part
 from mpifed.config.tuning import Study, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.running.signals import Stopped, early_signal
-from mpifed.tuning.results import SearchResult, read, result_of, store, write_tables
+from mpifed.tuning.results import SearchResult, discard, read, result_of, store, write_tables
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import (
     IndependentComm,
@@ -71,7 +71,7 @@ class Plan:
 def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResult | None]:
     """Search for the best settings in all studies, or in a part of them. Collective.
 
-    Searches that have finished before are skipped.
+    Searches that have finished before are skipped, unless ``run.overwrite`` is set.
 
     Returns:
         The result of each study; ``None`` if another part has not finished it yet.
@@ -146,6 +146,8 @@ class _Searches:
         if comm.rank == 0:
             for number in studies_of_part:
                 study, plan = tuning.studies[number], plans[number]
+                if tuning.config.run.overwrite:
+                    discard(tuning, study)
                 if read(tuning, study, self.digests[number]) is None:
                     self.searches[number] = Search(study, seeds, plan.budget, plan.probe, plan.sign)
                     self.steps[number] = self.searches[number].requests()

@@ -103,6 +103,13 @@ def test_list():
     assert {*json.loads(CliRunner().invoke(cli, ["list", "DIRICHLET", "--json"]).output)} == {"partitions"}
 
 
+def test_tables_fit_into_the_columns_of_the_environment(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    for words in (["info", "message"], ["list", "bernoulli"]):
+        lines = CliRunner().invoke(cli, words).output.splitlines()
+        assert 50 < max(map(len, lines)) <= 70
+
+
 def test_a_long_list_is_paged(monkeypatch):
     paged = []
     monkeypatch.setattr("click.echo_via_pager", paged.append)

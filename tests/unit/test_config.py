@@ -180,6 +180,10 @@ def test_sweeps_are_validated(tmp_path, sweep, says):
     assert says in refusal(lambda: variants(tmp_path / "job.toml", changes))
 
 
+def test_abbreviated_names_are_recognised():
+    assert "did you mean 'validation_auc'" in suggest("val_auc", ["auc", "train_auc", "validation_auc"])
+
+
 def test_long_values_are_shortened_in_messages():
     assert truncate("x" * 200) == "x" * 200 and len(truncate(LONG)) <= 200
     assert "100,000 characters" in truncate(LONG)

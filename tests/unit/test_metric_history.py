@@ -214,10 +214,11 @@ def test_patience_ends_a_run(tmp_path):
     assert longer.history["round"] == [0, 1, 2, 3], "another rule continues the run"
 
 
-def test_the_best_point_is_kept(tmp_path):
+def test_the_best_point_is_kept(tmp_path, capsys):
     values = [5, 2, 3, 2, NAN]
     answers = [{"a": value} for value in values]
     result, stored = run(tmp_path, answers, keep_best="a"), mpifed.load(tmp_path)
+    assert "best a: 2 after round 1" in capsys.readouterr().err
     whole = run(tmp_path / "whole", [{"a": 0}], rounds=1)
     for found in (result, stored):
         best = found.best

@@ -128,7 +128,10 @@ def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_pat
 def test_report_and_status_of_the_folder(whole, tmp_path):
     folder, _ = whole
     assert "FGDA" in call("report", folder / "out", "--out", tmp_path / "report")
-    assert "finished" in call("status", folder / "out")
+    methods, trials = call("status", folder / "out"), call("status", folder / "out", "--trials")
+    assert methods.count(" trials: ") == 4 and methods.endswith("4 runs: 4 finished\n")
+    assert f"error {whole[1][0].value:.4g}" in methods and "seed=" not in methods
+    assert trials.count("seed=") == len(list(folder.rglob("trials/**/run.h5")))
     assert "has a [tune]" in call("status", folder / "job.toml", code=2)
 
 
@@ -181,6 +184,8 @@ def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_pa
     printed = call("tune", job)
     assert "not done yet" not in printed and f"{whole[1][0].value:.5g}" in printed
     assert "--part: expected I/N" in call("tune", job, "--part", "3/3", code=2)
+    with pytest.raises(pytest.fail.Exception, match="a run of a search that is done"):
+        tuner.tune(tuning(job, ["run.overwrite=true"]), SerialComm())
 
 
 def test_a_changed_job_is_searched_again(whole, job, tmp_path):
