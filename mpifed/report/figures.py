@@ -117,6 +117,8 @@ MARKERS, MARKERS_PER_LINE = "os^Dv", 8
 #: inches, vector formats.
 INCHES_PER_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 WIDTH_RANGE = 1.0, 30.0
+#: Number of characters of a legend that fit above a panel of ``curves.png``.
+LEGEND_CHARACTERS = 37
 FORMATS = (".pdf", ".svg", ".eps")
 #: Its font size and line width in points, and the ratio of a panel's height to its width.
 FONT_SIZE, LINE_WIDTH, ASPECT = 8, 1.2, 0.7
@@ -149,10 +151,16 @@ def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str
     known = metrics if metric is None else metric in metrics
     expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
     metrics = metrics if metric is None else [metric]
-    names = [escape_mathtext(name) for name in with_finite_counts(settings, labels(settings), metrics)]
-    columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
-    height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
     axes = axes_of(settings)
+    width = LEGEND_CHARACTERS * len(axes)
+    names = [
+        textwrap.fill(escape_mathtext(name), width - 10)
+        for name in with_finite_counts(settings, labels(settings), metrics)
+    ]
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    columns = max(1, min(len(names), width // (longest + 10)))
+    lines = -(-len(names) // columns) + sum(name.count("\n") for name in names)
+    height = 0.7 + 2.5 * len(metrics) + 0.22 * lines
     figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
     _panels(figure, settings, metrics, axes, text=10)
     handles = [Line2D([], [], **curve_style(number)) for number in range(len(settings))]
