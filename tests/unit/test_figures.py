@@ -104,6 +104,20 @@ def test_curves_show_every_setting_and_do_not_change_matplotlib(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+def test_long_names_fit_above_the_panels(tmp_path, drawn):
+    runs = []
+    for k in (1, 2):
+        problem = {"name": "Saddle"} | {f"setting_{j}": 10.0**k for j in range(20)}
+        runs.append(load(write(tmp_path / str(k), config={"problem": problem}, e=decay(1))))
+    figure = drawn(*settings_of(runs))[0].figure
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert extent.width < figure.bbox.width and extent.y1 < figure.bbox.height
+    names = [" ".join(text.get_text().split()) for text in legend.get_texts()]
+    assert len(names) == 2 and all("setting_0=" in name and "setting_19=" in name for name in names)
+
+
 def test_a_curve_is_the_mean_over_the_seeds_with_a_band_of_one_deviation(tmp_path, drawn):
     setting = seeds(tmp_path, [1, 2, 3], [3, 6, 3], rounds=2, every=1)
     (cell, *_) = drawn(setting)
