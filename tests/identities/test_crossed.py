@@ -152,13 +152,12 @@ def bytes_per_client(simulation) -> int:
     return sum(compression.bytes(size, 8) if compression else 8 * size for size in sizes)
 
 
-#: Methods without an unbiased step although ``availability.unbiased`` is accepted, with the reason, which their
-#: docstrings or docs/clients.md give.
+#: Methods without an unbiased step although ``availability.unbiased`` is accepted, with the reason.
 BIASED = {
     "FedAvg": "the server step of Yogi is no linear function of the average",
     "FedDyn": "one message serves both x and the stored gradients",
     "MIFA": "the step is the mean of the memories of all clients, for any probabilities",
-    "DRFA": "the snapshot and λ are projected onto sets",
+    "DRFA": "the losses are no linear functions of the snapshot at which they are evaluated",
 }
 
 
