@@ -4,7 +4,7 @@ There is one file per paper. A theorem is a function of the constants in its ass
 for larger constants. :func:`prescribe` takes a name in :data:`THEOREMS`.
 """
 
-from mpifed.theory import composition, huang, shen, wang_kale, zhang_gao
+from mpifed.theory import composition, huang, proxskip, shen, sun_wei, wang_kale, zhang_gao
 from mpifed.theory.prescription import THEOREMS, Prescription, Theorem, prescribe
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "composition",
     "huang",
     "prescribe",
+    "proxskip",
     "shen",
+    "sun_wei",
     "wang_kale",
     "zhang_gao",
 ]

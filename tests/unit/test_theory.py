@@ -58,6 +58,9 @@ CONSTANTS = {
     "shen-3.3": SMOOTHED | {"D": 3.0, "epsilon": 0.1, "Delta": 3.0, "G_y": 1.0},
     "shen-3.4": SMOOTHED | {"Delta": 3.0},
     "shen-3.5": SMOOTHED | {"mu_x": 0.5, "mu_y": 0.7, "W": 3.0},
+    "zhang-proxskip": dict(ell=9.0, mu_z=0.5, R=20, D_0=3.0, V_star=2.0),
+    "mishchenko-scaffnew": dict(L=9.0, mu_x=0.5, R=20, D_0=3.0, grad_star=2.0),
+    "sun-wei-linear": dict(L=9.0, mu_z=0.5, K=4, R=20, D_0=3.0),
 }
 #: Theorems for which the source states only an order.
 ORDERS = {
@@ -141,6 +144,7 @@ F = dict(
 )  # fmt: skip
 LOCAL = dict.fromkeys(("eta_xl", "eta_yl"), (2, -1)) | {"p": (-2, 1)}
 PRODUCTS = dict.fromkeys(("eta_x", "eta_y"), (2, -1)) | {"p": (-2, 1)}
+SKIPPED = dict(ell=(-1, 1), mu_z=(-1, 1), D_0=(1, 0), V_star=(0, 1))
 UNITS = {
     **{name: (VI, VI_STEPS, (1, 1)) for name in CONSTANTS if name.startswith("wang-kale")},
     **{f"huang-2024-{n}": (F, dict(gamma=(2, -1), lam=(2, -1)), (-1, 1)) for n in (1, 2)},
@@ -153,6 +157,9 @@ UNITS = {
     "shen-3.3": (F, LOCAL, (-2, 2)),
     "shen-3.4": (F, LOCAL, None),
     "shen-3.5": (F, LOCAL, (0, 1)),
+    "zhang-proxskip": (SKIPPED, dict(gamma=(1, -1)), (1, 0)),
+    "mishchenko-scaffnew": (F | dict(D_0=(1, 0), grad_star=(-1, 1)), dict(gamma=(2, -1)), (1, 0)),
+    "sun-wei-linear": (SKIPPED | dict(L=(-1, 1)), dict(eta_xl=(1, -1), eta_yl=(1, -1)), (1, 0)),
     **{f"shen-corollary-{n}": (F, PRODUCTS, (-2, 2)) for n in ("E.1", "3.3")},
 }
 
@@ -400,3 +407,55 @@ def test_invalid_constants_are_refused(name, changes, words):
     with pytest.raises(ValueError) as error:
         prescribe(name, **{key: value for key, value in constants.items() if value is not None})
     assert words in str(error.value)
+
+
+def test_the_step_of_proxskip_contracts_its_lyapunov_function():
+    """The mean over both coins, of plain steps with affine operators whose constants are known: the identity
+    of the proof, and the factor 1 - min{γμ, p²} for p below, at and above √(γμ)."""
+    rng, clients, d = np.random.default_rng(0), 3, 4
+    J = rng.standard_normal((clients, d, d))
+    J = J @ J.transpose(0, 2, 1) / d + 0.3 * np.eye(d) + (J - J.transpose(0, 2, 1)) / 4
+    S = (J + J.transpose(0, 2, 1)) / 2
+    mu = np.linalg.eigvalsh(S).min()
+    # The largest quotient of ‖J v‖² and ⟨v, J v⟩.
+    ell = max(np.linalg.eigvals(np.linalg.solve(s, j.T @ j)).real.max() for s, j in zip(S, J))
+    star, c = rng.standard_normal(d), rng.standard_normal((clients, d))
+    c -= (c + J @ star).mean(0)  # the mean operator is 0 at z*
+    h_star = J @ star + c
+    steps = prescribe("zhang-proxskip", ell=ell, mu_z=mu, R=1, D_0=1.0, V_star=1.0).steps
+    gamma = steps["gamma"]
+    assert steps["p"] == pytest.approx((mu / ell) ** 0.5)
+
+    def psi(z, h, p):
+        return ((z - star) ** 2).sum(1).mean() + (gamma / p) ** 2 * ((h - h_star) ** 2).sum(1).mean()
+
+    for p in (steps["p"], 0.9, 0.1, 1.0):
+        for _ in range(20):
+            z, h = rng.standard_normal((2, clients, d))
+            h -= h.mean(0)
+            V = np.einsum("kij,kj->ki", J, z) + c
+            hat = z - gamma * (V - h)
+            new = np.broadcast_to((hat - gamma / p * h).mean(0), hat.shape)
+            expected = p * psi(new, h + p / gamma * (new - hat), p) + (1 - p) * psi(hat, h, p)
+            w = ((z - gamma * V - star + gamma * h_star) ** 2).sum(1).mean()
+            identity = w + (1 - p**2) * (gamma / p) ** 2 * ((h - h_star) ** 2).sum(1).mean()
+            assert expected == pytest.approx(identity, rel=1e-12)  # some sums of numbers of about 1
+            assert expected <= (1 - min(gamma * mu, p**2)) * psi(z, h, p) * ROUNDING
+
+
+def test_the_bounds_of_linear_rates():
+    """One round with p = 1 is a step of gradient descent; R rounds multiply the bound."""
+    once = prescribe("zhang-proxskip", ell=4.0, mu_z=1.0, R=1, D_0=3.0, V_star=0.0, p=1.0)
+    assert once.bound == pytest.approx((1 - 0.25) ** 0.5 * 3)
+    said = CONSTANTS["zhang-proxskip"]
+    scaffnew = dict(L=said["ell"], mu_x=said["mu_z"], R=said["R"], D_0=said["D_0"], grad_star=said["V_star"])
+    assert prescribe("mishchenko-scaffnew", **scaffnew) == prescribe("zhang-proxskip", **said)
+    tracked = CONSTANTS["sun-wei-linear"]
+    one, two = (prescribe("sun-wei-linear", **tracked | {"R": R}).bound / 3.0 for R in (1, 2))
+    assert two == pytest.approx(one**2) and 0.9 < one < 1
+    for name, wrong in (
+        ("zhang-proxskip", said | {"mu_z": 10.0}),
+        ("sun-wei-linear", tracked | {"mu_z": 10.0}),
+    ):
+        with pytest.raises(ValueError, match="at most 9|mu_z <= L"):
+            prescribe(name, **wrong)

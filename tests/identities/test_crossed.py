@@ -1,0 +1,189 @@
+"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused with a sentence.
+
+Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets, the
+uploaded bytes are counted from the declared fields, results and costs do not depend on the group, and the mean
+of a step over all cohorts is the step of all clients.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from baselines import Half
+from bounded import Bounded
+from everything import METHODS, method
+from fields import Chain
+from games import Game, configuration
+from levels import Levels
+from mixtures import LogCosh
+
+from mpifed import Config, ConfigError, Sets
+from mpifed.algorithms import ALGORITHMS
+from mpifed.core.algorithm import communicated_fields
+from mpifed.core.sets import Ball, Box
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.simulation import Simulation
+
+CLIENTS, ROUNDS = 3, 2
+
+
+def within(cls, own):
+    """Return a problem with a set for x."""
+
+    class Inside(cls):
+        def prepare(self, seed, data_dir=None):
+            super().prepare(seed)
+            self.sets = Sets(x=own)
+
+    return Inside
+
+
+#: Family → a problem without sets (a mixture always has one), and a problem with sets that bind.
+PROBLEMS = {
+    "minimax": (Game, lambda clients: Bounded(clients=clients, set_x=Box(-0.45, 0.3), set_y=Ball(0.1))),
+    "minimisation": (Half, within(Half, Box(0.05, 0.6))),
+    "composition": (Chain, within(Chain, Ball(0.5))),
+    "bilevel": (Levels, within(Levels, Ball(0.5))),
+    "mixture": (LogCosh, lambda clients: LogCosh(clients=clients, set_x=Ball(0.5))),
+}
+PROBLEMS["operator"] = PROBLEMS["minimax"]
+BERNOULLI = {"name": "bernoulli", "probability": [0.4, 0.9, 0.6]}
+WEIGHTED = {"name": "weighted", "weights": [1.0, 2.0, 5.0], "unbiased": True}
+#: Name → participation, and the number of members if it is known.
+MEMBERS = {
+    "all": ({}, CLIENTS),
+    "cohort": ({"cohort": 2}, 2),
+    "weighted": ({"cohort": 2, "availability": WEIGHTED}, 2),
+    "bernoulli": ({"availability": BERNOULLI}, None),
+    "dropout": ({"cohort": 2, "dropout": 0.4}, None),
+}
+MESSAGES = {
+    "plain": {},
+    "top-k": {"compression": {"name": "top-k", "ratio": 0.4}, "error_feedback": True},
+    "qsgd": {"compression": {"name": "qsgd", "levels": 3}},
+}
+#: All pairs of members and messages; weights and sets vary such that every pair of values occurs.
+ROWS = [
+    (members, message, ("uniform", "samples")[(i + j) % 2], (i // 2 + j) % 2 == 1)
+    for (i, members), (j, message) in itertools.product(enumerate(MEMBERS), enumerate(MESSAGES))
+]
+ROUNDING = 1e-12  # of projections of points of about 1
+#: Of sums of some numbers of about 1, and of their cancellation in variates that are divided by a step of 0.01.
+DIGITS = dict(rtol=1e-9, atol=1e-9)
+
+
+def start(name, bound, members, message, weights, group, **settings) -> Simulation:
+    """Return a simulation after its start."""
+    kind = "mixture" if ALGORITHMS[name].mixture else ALGORITHMS[name].family
+    config = configuration(
+        method(name), PROBLEMS[kind][bound](clients=CLIENTS), "unused", rounds=ROUNDS, group=group, **settings
+    )
+    config = Config(
+        **dict(config)
+        | {
+            "participation": {**MEMBERS[members][0], "weights": weights},
+            "message": MESSAGES[message],
+            "record": (),
+        }
+    )
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    return simulation
+
+
+def blocks_of(simulation) -> list[str]:
+    """Return the blocks of the problem whose point the server stores; in FLRA, clients store y."""
+    return [block for block in simulation.problem.variables() if block in simulation.shared]
+
+
+def test_every_pair_of_values_occurs():
+    values = [set(column) for column in zip(*ROWS)]
+    for first, second in itertools.combinations(range(4), 2):
+        pairs = {(row[first], row[second]) for row in ROWS}
+        assert pairs == set(itertools.product(values[first], values[second]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_combination_is_right_or_refused(name):
+    ran = 0
+    for number, (members, message, weights, bound) in enumerate(ROWS):
+        row = (bound, members, message, weights)
+        try:
+            runs = [start(name, *row, group) for group in ((1, "all") if number % 2 == 0 else (1,))]
+        except (ConfigError, CollectiveError) as error:
+            assert number and "Traceback" not in str(error), row
+            assert ALGORITHMS[name].__name__ in str(error) or name in str(error), (row, error)
+            continue
+        ran += 1
+        first, before = runs[0], runs[0].rounds.costs.bytes_up
+        starts = {block: getattr(first.shared, block).clone() for block in blocks_of(first)}
+        for _ in range(ROUNDS):
+            for run in runs:
+                run.step()
+            assert torch.isfinite(first.point()).all(), row
+            for (
+                block,
+                initial,
+            ) in starts.items():  # outside of the sets, where it stays if no client participates
+                value = getattr(first.shared, block)
+                projected = getattr(first.problem.sets, block)(value)
+                moved = not torch.equal(value, initial)
+                assert not moved or (projected - value).norm() < ROUNDING, (row, block)
+        if MEMBERS[members][1]:
+            sent = ROUNDS * MEMBERS[members][1] * bytes_per_client(first)
+            assert moved and first.rounds.costs.bytes_up - before == sent, row
+        for second in runs[1:]:
+            point = first.point()
+            torch.testing.assert_close(second.point(), point, **DIGITS, msg=lambda text: f"{row}: {text}")
+            for cost in ("bytes_up", "bytes_down", "oracle_calls"):
+                assert getattr(second.rounds.costs, cost) == getattr(first.rounds.costs, cost), (row, cost)
+    assert ran
+
+
+def bytes_per_client(simulation) -> int:
+    """Return the bytes that a client uploads in a round, from the declared fields of the messages."""
+    compression = simulation.config.message.compression
+    layouts = [stage.messages.layout for stage in simulation.rounds._stages]
+    spans = [layout.span(field) for layout in layouts for field in communicated_fields(layout.record)]
+    sizes = [stop - start for start, stop in spans if stop > start]
+    return sum(compression.bytes(size, 8) if compression else 8 * size for size in sizes)
+
+
+#: Methods without an unbiased step although ``availability.unbiased`` is accepted, with the reason.
+BIASED = {
+    "FedAvg": "the server step of Yogi is no linear function of the average",
+    "FedDyn": "one message serves both x and the stored gradients",
+    "MIFA": "the step is the mean of the memories of all clients, for any probabilities",
+    "DRFA": "the losses are no linear functions of the snapshot at which they are evaluated",
+}
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_mean_of_a_step_over_all_cohorts(name, weights, monkeypatch):
+    """With ``unbiased``, the mean over all cohorts of the point after a round is that of all clients."""
+    chances = np.array(BERNOULLI["probability"])
+    law = {"availability": BERNOULLI | {"unbiased": True}}
+
+    def after_a_round(there, participation):
+        monkeypatch.setitem(MEMBERS, "these", (participation, None))
+        simulation = start(name, False, "these", "plain", weights, 1, noise=0, batch_size=0)
+        drawn = simulation.rounds.coordinator.participants
+        monkeypatch.setattr(drawn, "selected", lambda r, number: np.flatnonzero(there))
+        simulation.step()
+        return torch.cat([getattr(simulation.shared, block).clone() for block in blocks_of(simulation)])
+
+    try:
+        cohorts = itertools.product([False, True], repeat=CLIENTS)
+        mean = sum(
+            np.where(there, chances, 1 - chances).prod() * after_a_round(there, law) for there in cohorts
+        )
+    except ConfigError as error:
+        assert "availability.unbiased" in str(error) or "full participation" in str(error)
+        return
+    whole = after_a_round([True] * CLIENTS, {})
+    close = torch.allclose(mean, whole, rtol=0, atol=1e-12)
+    assert close == (name not in BIASED), float((mean - whole).norm())
