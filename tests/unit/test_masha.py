@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import drawn
 import pytest
 from baselines import Half
+from fields import Field
 from games import DX, DY, Game, configuration
 from identity_games import ROUNDING, VISIBLE, Affine, distance, path
 
-from mpifed import Algorithm, Compression, Config, ConfigError, Phase, Record, compress, compressed
+from mpifed import L1, Algorithm, Compression, Config, ConfigError, Phase, Record, compress, compressed
 from mpifed.algorithms import MASHA1, MASHA2, ExtraSGD, LocalSGDA
 from mpifed.core.compression import QSGD, Message, RandK, TopK
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -55,6 +56,15 @@ def gap_after(method, rounds, message=None) -> float:
 @pytest.mark.parametrize("cls, rule", [(MASHA1, RAND_2), (MASHA2, TOP_2)])
 def test_the_limit_is_exact_with_compression_in_both_directions(cls, rule, reference):
     assert gap_after(masha(cls, rule, reference=reference, gamma=0.1), 600) < 1e-13
+
+
+def test_the_limit_with_a_convex_part_does_not_depend_on_the_step_size():
+    """As φ has the weight γ in both proximal maps: otherwise the limits of two step sizes differ."""
+    one, other, without = (
+        path(masha(rule=RAND_2, gamma=gamma), Field(CLIENTS, L1(lam=lam)), rounds=500, **EXACT)[-1]
+        for gamma, lam in ((0.1, 0.1), (0.2, 0.1), (0.2, 0.0))
+    )
+    assert abs(one - other).max() < 1e-9 and abs(one - without).max() > VISIBLE
 
 
 @pytest.mark.parametrize("rule", [RAND_2, TOP_2])
