@@ -8,8 +8,11 @@ compressed change of their operator, and the server sends the compressed mean q 
 
 With probability 1 - τ, z becomes the reference point and all F_i are exchanged uncompressed. The compressed
 changes vanish at the solution, so the limit is exact with constant step sizes, unlike that of an
-extragradient method that compresses V_i. MASHA1 is for unbiased compressions such as rand-k. MASHA2 has error
-feedback and is for contractions such as top-k.
+extragradient method that compresses V_i. This is MASHA1, for unbiased compressions such as rand-k. MASHA2 has
+error feedback and is for contractions such as top-k::
+
+    s_i = C(γ (V_i(z½) - F_i) + e_i)    e_i ← γ (V_i(z½) - F_i) + e_i - s_i
+    s = C_s(mean of s_i + e)    e ← mean of s_i + e - s    z ← z½ - s
 
 Readings:
 

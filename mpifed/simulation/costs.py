@@ -112,7 +112,7 @@ class Traffic:
             rule = getattr(self._method, compressed[name].by) if name in compressed else None
             for start, stop in layout.slots[name]:
                 size = stop - start
-                total += rule.bytes(size, self._itemsize) if rule else size * self._itemsize
+                total += rule.bytes(size, self._itemsize) if rule and size else size * self._itemsize
         return total
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import drawn
 import pytest
+from baselines import Half
+from fields import Field
 from games import DX, DY, Game, configuration
 from identity_games import ROUNDING, VISIBLE, Affine, distance, path
 
-from mpifed import Config, ConfigError, Phase
+from mpifed import L1, Algorithm, Compression, Config, ConfigError, Phase, Record, compress, compressed
 from mpifed.algorithms import MASHA1, MASHA2, ExtraSGD, LocalSGDA
-from mpifed.core.compression import Message
-from mpifed.core.records import Record, compressed, not_sent
+from mpifed.core.compression import QSGD, Message, RandK, TopK
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import L1BoxBilinear
 from mpifed.simulation.simulation import Simulation
@@ -53,6 +56,15 @@ def gap_after(method, rounds, message=None) -> float:
 @pytest.mark.parametrize("cls, rule", [(MASHA1, RAND_2), (MASHA2, TOP_2)])
 def test_the_limit_is_exact_with_compression_in_both_directions(cls, rule, reference):
     assert gap_after(masha(cls, rule, reference=reference, gamma=0.1), 600) < 1e-13
+
+
+def test_the_limit_with_a_convex_part_does_not_depend_on_the_step_size():
+    """As φ has the weight γ in both proximal maps: otherwise the limits of two step sizes differ."""
+    one, other, without = (
+        path(masha(rule=RAND_2, gamma=gamma), Field(CLIENTS, L1(lam=lam)), rounds=500, **EXACT)[-1]
+        for gamma, lam in ((0.1, 0.1), (0.2, 0.1), (0.2, 0.0))
+    )
+    assert abs(one - other).max() < 1e-9 and abs(one - without).max() > VISIBLE
 
 
 @pytest.mark.parametrize("rule", [RAND_2, TOP_2])
@@ -146,6 +158,35 @@ def test_declarations_that_are_refused(cls, words):
         job(type("Bad", (cls,), {"client": Record(c=compressed("x", by="q"))})(q=1, eta_x=0.1, eta_y=0.1))
 
 
-def test_blocks_are_sent_compressed_or_not_at_all():
-    assert MASHA1.shared.fields["z"] == compressed("z", by="server_compression")
-    assert MASHA1.shared.fields["w"] == not_sent("z") and DX + DY == 5
+@dataclass(frozen=True)
+class Compressing(Algorithm):
+    """A step with compressed gradients of both blocks."""
+
+    rule: Compression
+
+    shared = Record(x="x", y="y")
+    message = Record(dx=compressed("x", by="rule"), dy=compressed("y", by="rule"))
+
+    def client_round(self, now, shared, client, message, oracle):
+        gradients = oracle.grad(shared.x, shared.y, oracle.sample())
+        stream = now.stream("step", oracle.client)
+        message.dx, message.dy = (compress(self.rule, one, stream) for one in gradients)
+
+    def server_round(self, now, shared, mean):
+        shared.x, shared.y = shared.x - 0.1 * mean.dx, shared.y + 0.1 * mean.dy
+
+
+@pytest.mark.parametrize("problem, sizes", [(Game, (DX, DY)), (Half, (DX,))])
+@pytest.mark.parametrize(
+    "rule", [RandK(ratio=0.4), TopK(ratio=0.4), QSGD(levels=2)], ids=lambda one: one.choice_name
+)
+def test_a_user_defined_method_compresses_its_messages(problem, sizes, rule):
+    """The y of a problem without y has no elements and costs no bytes."""
+    simulation = Simulation.from_settings(
+        configuration(Compressing(rule), problem(clients=CLIENTS), "unused"), SerialComm()
+    )
+    simulation.start()
+    before = simulation.point().clone()
+    simulation.step()
+    assert (simulation.point() - before).abs().max() > VISIBLE
+    assert simulation.rounds.costs.bytes_up == CLIENTS * sum(rule.bytes(size, 8) for size in sizes)
