@@ -68,6 +68,7 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> 
     batch = config.oracle.batch_size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
     cohort = config.participation.expected_reports(clients)
     gradients = cohort * local_steps(method) * method.calls_per_step * batch
+    gradients *= config.problem.gradients_per_call
     costly = math.ceil(sum(rows.values()) / (ROWS_PER_GRADIENT * SHARE * gradients)) if gradients else 1
     return max(shortest, costly)
 
