@@ -1,12 +1,13 @@
 """Adversarial training by projected gradient ascent on each sample, PGD (Madry et al. 2018).
 
 An adversary changes every sample u within ‖δ‖_∞ ≤ ε so that its loss increases: ``steps`` times
-δ ← clip(δ + a sign ∇_δ ℓ(x; u + δ)), where δ is clipped to [-ε, ε] and, if u is an image, u + δ to [0, 1]. The
-loss is ℓ(x; u + δ) at the last δ, which is a constant in the gradient in x (Danskin's theorem, if δ is a maximiser).
-Therefore it is a minimisation problem: δ is not a block, and each sample has another δ.
+δ ← clip(δ + a sign ∇_δ ℓ(x; u + δ)), where δ is clipped to [-ε, ε] and, if u is an image, u + δ to [0, 1].
+The loss is ℓ(x; u + δ) at the last δ, which is a constant in the gradient in x (Danskin's theorem, if δ is a
+maximiser). Therefore it is a minimisation problem: δ is not a block, and each sample has another δ. The loss
+jumps where an element of ∇_δ ℓ changes its sign, so finite differences may differ from its gradient.
 
-Reading: δ starts at 0, or at a point that is uniform in the box and is drawn once for each sample, so that the
-loss is a function of x and the batch alone.
+Reading: δ starts at 0, or at a point that is uniform in the box and is drawn once for each sample, so that
+the loss is a function of x and the batch alone.
 
 A gradient in x costs ``steps`` further gradients, which are counted.
 """
@@ -27,8 +28,8 @@ __all__ = ["AdversarialTraining"]
 
 @problem_settings
 class AdversarialTraining(LabelledImages, Minimisation):
-    """min over the network's parameters x of the mean of max over ‖δ‖_∞ ≤ ε of the cross-entropy at u + δ, for
-    each sample u.
+    """min over the network's parameters x of the mean over the samples u of the maximum over ‖δ‖_∞ ≤ ε of the
+    cross-entropy at u + δ.
 
     The maximum is approximated by steps of projected gradient ascent (PGD).
     """
@@ -56,8 +57,8 @@ class AdversarialTraining(LabelledImages, Minimisation):
         self._seed, self._pixels, train = seed, len(self._images.shape) == 3, self._images.train
         if self._pixels and isinstance(train, torch.Tensor) and not 0 <= train.min() <= train.max() <= 1:
             raise ValueError(
-                f"AdversarialTraining: expected images with elements in [0, 1], found {float(train.min()):g} to "
-                f"{float(train.max()):g} in {self.dataset}: scale them"
+                f"AdversarialTraining: expected images with elements in [0, 1], found {float(train.min()):g} "
+                f"to {float(train.max()):g} in {self.dataset}: scale them"
             )
 
     @property
