@@ -106,6 +106,9 @@ class Problem:
     maximised: frozenset[str] = frozenset()
     #: Names of the metrics that use no held-out samples, so that hyperparameters may be selected by them.
     of_training: frozenset[str] = frozenset()
+    #: Number of gradients that an evaluation of the problem's derivatives computes, by which oracle calls are
+    #: counted: more than 1 if a loss computes gradients itself, such as those of an adversary.
+    gradients_per_call: int = 1
     #: Closed convex feasible sets of the blocks. A block without a set is unconstrained.
     sets: Sets = Sets()
     #: Whether y has a set and each client's function depends on other coordinates of y. The average of points
@@ -523,6 +526,7 @@ class Game(Operator):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.of_training = problem.test_rows, problem.of_training
+        self.gradients_per_call = problem.gradients_per_call
         self.files, self.network = problem.files, problem.network
         self.client_data, self.client_size = problem.client_data, problem.client_size  # type: ignore[method-assign]
         self.draw, self.full_batch = problem.draw, problem.full_batch  # type: ignore[method-assign]

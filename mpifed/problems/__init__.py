@@ -1,5 +1,6 @@
 """Built-in problems."""
 
+from mpifed.problems.adversarial import AdversarialTraining
 from mpifed.problems.affine_shift import AffineShift
 from mpifed.problems.bilevel import QuadraticBilevel
 from mpifed.problems.classification import Classification
@@ -45,6 +46,7 @@ PROBLEMS = {
         FairClassification,
         GroupParity,
         Classification,
+        AdversarialTraining,
         ClientMixture,
         QuadraticMixture,
         QuadraticNCPL,

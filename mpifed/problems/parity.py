@@ -4,7 +4,7 @@ Price & Srebro 2016), by multipliers.
 s_g is the mean over the samples of group g of σ(score), the probability of the second class, and s the mean
 over the samples of all groups: all samples for demographic parity, positive samples for equal opportunity.
 The equations s_g = s have bounded multipliers y_g and the regulariser (μ/2) ‖y‖², so that y*_g is
-(s_g - s) / μ, clipped to [-B, B].
+(s_g - s) / μ clipped to [-B, B].
 
 Reading: samples count with 1/π_g, where π_g is the fraction of the samples of s_g in all training data, and
 those of s with their 1/π. The mean over a batch, which may lack groups, is then an unbiased estimate if the

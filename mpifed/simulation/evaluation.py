@@ -67,6 +67,7 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> 
     shortest = INTERVAL if config.measures else min(INTERVAL, max(1, config.rounds // POINTS))
     clients, method = config.problem.clients, config.algorithm
     batch = config.oracle.batch_size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
+    batch *= config.problem.gradients_per_call
     tuned = clients * config.personalize.steps * batch if config.personalize else 0
     scored = sum(rows.values()) + ROWS_PER_GRADIENT * tuned
     cohort = config.participation.expected_reports(clients)

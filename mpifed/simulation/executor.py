@@ -188,6 +188,7 @@ class Executor:
         if self.oracle.clip is not None:
             self.calls_in_round += int(self.calls[members].sum())
             self.clipped = self.clipped + self.oracle.clipped[:number].sum()  # read once per evaluation
+        self.calls[members] *= self.oracle.problem.gradients_per_call
 
     def _view(self, first: int, count: int) -> State:
         """Return the records of contiguous clients as views, which are cached."""

@@ -1,8 +1,8 @@
-"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused with a sentence.
+"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused with a reason.
 
-Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets, the
-uploaded bytes are counted from the declared fields, results and costs do not depend on the group, and the mean
-of a step over all cohorts is the step of all clients.
+Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets,
+the uploaded bytes are counted from the declared fields, results and costs do not depend on the group, and the
+mean of a step over all cohorts is the step of all clients.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ROWS = [
     for (i, members), (j, message) in itertools.product(enumerate(MEMBERS), enumerate(MESSAGES))
 ]
 ROUNDING = 1e-12  # of projections of points of about 1
-#: Of sums of some numbers of about 1, and of their cancellation in variates that are divided by a step of 0.01.
+#: Of sums of some numbers of about 1, and of their cancellation in variates divided by a step of 0.01.
 DIGITS = dict(rtol=1e-9, atol=1e-9)
 
 

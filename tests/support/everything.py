@@ -124,6 +124,7 @@ SETTINGS = {
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "GroupParity": dict(clients=3, dataset="two-groups", model="linear", groups="group"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
+    "AdversarialTraining": dict(clients=3, dataset="digits", model="linear", steps=2, test_steps=2),
     "ClientMixture": dict(clients=3, dataset="digits", model="linear", rho=0.1),
     "QuadraticMixture": dict(clients=4, d=3, rho=0.5),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),

@@ -227,6 +227,7 @@ def test_maximised_metrics_of_the_problems():
         "DistributionallyRobust": {"accuracy"}, "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"}, "ClientMixture": {"accuracy"},
         "DataCleaning": {"accuracy", "worst_accuracy", "f1"}, "GroupParity": {"accuracy"},
+        "AdversarialTraining": {"accuracy", "attacked_accuracy"},
         "OneWayPAUC": {"auc", "partial_auc"}, "TwoWayPAUC": {"auc", "partial_auc"},
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from mpifed.algorithms import FESSGDA, MFCGD, SCAFFOLD, AdaFGDA, AdaMFCGD, FedAv
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import (
     WGAN,
+    AdversarialTraining,
     AffineShift,
     Classification,
     ClientMixture,
@@ -60,6 +61,13 @@ ANALYTIC = {
 LOSSES = {
     "wgan": (4, lambda: WGAN(clients=3, lam=0.05, s=0.5, latent="fresh"), 0.3),
     "fair": (4, lambda: FairClassification(dataset="patches", clients=3, model=SMOOTH), 0.3),
+    "adversarial": (
+        4,
+        lambda: AdversarialTraining(
+            dataset="patches", clients=3, model=SMOOTH, epsilon=0.1, step=0.04, random_start=True
+        ),
+        0.3,
+    ),
     "fair by group": (
         4, lambda: FairClassification(dataset="two-groups", groups="group", clients=3, model=SMOOTH), 0.3
     ),

@@ -1,0 +1,125 @@
+"""Adversarial training by projected gradient ascent on each sample, PGD (Madry et al. 2018).
+
+An adversary changes every sample u within ‖δ‖_∞ ≤ ε so that its loss increases: ``steps`` times
+δ ← clip(δ + a sign ∇_δ ℓ(x; u + δ)), where δ is clipped to [-ε, ε] and, if u is an image, u + δ to [0, 1].
+The loss is ℓ(x; u + δ) at the last δ, which is a constant in the gradient in x (Danskin's theorem, if δ is a
+maximiser). Therefore it is a minimisation problem: δ is not a block, and each sample has another δ. The loss
+jumps where an element of ∇_δ ℓ changes its sign, so finite differences may differ from its gradient.
+
+Reading: δ starts at 0, or at a point that is uniform in the box and is drawn once for each sample, so that
+the loss is a function of x and the batch alone.
+
+A gradient in x costs ``steps`` further gradients, which are counted.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from mpifed.base.settings import problem_settings
+from mpifed.core.problem import Minimisation, Named
+from mpifed.core.streams import generator
+from mpifed.problems.labelled_images import LabelledImages
+
+__all__ = ["AdversarialTraining"]
+
+
+@problem_settings
+class AdversarialTraining(LabelledImages, Minimisation):
+    """min over the network's parameters x of the mean over the samples u of the maximum over ‖δ‖_∞ ≤ ε of the
+    cross-entropy at u + δ.
+
+    The maximum is approximated by steps of projected gradient ascent (PGD).
+    """
+
+    epsilon: float = Field(default=8 / 255, ge=0, description="bound ε of every element of δ")
+    step: float = Field(default=2 / 255, gt=0, description="step size a of the adversary")
+    steps: int = Field(default=7, ge=1, description="steps of the adversary in training")
+    test_steps: int = Field(default=20, ge=1, description="steps of the adversary in evaluations")
+    random_start: bool = Field(
+        default=False, description="start of δ in training: uniform in the box, drawn once per sample, or 0"
+    )
+
+    source = "Madry et al. 2018"
+    cites = ("madry2018pgd",)
+    maximised = frozenset({"accuracy", "attacked_accuracy"})
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read, split and partition the data, see :meth:`LabelledImages.prepare`.
+
+        Raises:
+            ValueError: the data, the model and the partition do not fit together, or images are not in
+                [0, 1].
+        """
+        super().prepare(seed, data_dir)
+        self._seed, self._pixels, train = seed, len(self._images.shape) == 3, self._images.train
+        if self._pixels and isinstance(train, torch.Tensor) and not 0 <= train.min() <= train.max() <= 1:
+            raise ValueError(
+                f"AdversarialTraining: expected images with elements in [0, 1], found {float(train.min()):g} "
+                f"to {float(train.max()):g} in {self.dataset}: scale them"
+            )
+
+    @property
+    def gradients_per_call(self) -> int:
+        """A gradient in x and the gradients of the adversary."""
+        return self.steps + 1
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Return samples ``[n, ...]``, labels ``[n]`` and, for ``random_start``, the starts of δ
+        ``[n, ...]``."""
+        samples, labels = super().client_data(client)
+        if not self.random_start:
+            return samples, labels
+        rng = generator(self._seed, "starts of the adversary", client)
+        return samples, labels, torch.from_numpy(rng.uniform(-self.epsilon, self.epsilon, samples.shape))
+
+    def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        samples, labels, *start = batch
+        delta = start[0] if start else torch.zeros_like(samples)
+        delta = self.attack(x, samples, labels, delta, self.steps)
+        return F.cross_entropy(self.model(x, samples + delta), labels)
+
+    def attack(
+        self, x: Named, samples: torch.Tensor, labels: torch.Tensor, delta: torch.Tensor, steps: int
+    ) -> torch.Tensor:
+        """Return δ ``[b, ...]`` after ``steps`` steps from ``delta``, as a constant."""
+        fixed = {name: value.detach() for name, value in x.items()}
+
+        def total(delta):
+            return F.cross_entropy(self.model(fixed, samples + delta), labels, reduction="sum")
+
+        for _ in range(steps):
+            delta = delta + self.step * torch.func.grad(total)(delta).sign()
+            delta = delta.clamp(-self.epsilon, self.epsilon)
+            if self._pixels:
+                delta = (samples + delta).clamp(0, 1) - samples
+        return delta
+
+    @torch.no_grad()
+    def predict(self, x: Named, rows: slice) -> torch.Tensor:
+        """Return the network's outputs for clean and for attacked samples, ``[n, 2 classes]``."""
+        like, scores = next(iter(x.values())), []
+        labels = torch.from_numpy(self.test_labels()[rows]).to(like.device)
+        first = 0
+        for samples in self._held_out_chunks(rows, like.device, like.dtype):
+            own, first = labels[first : first + len(samples)], first + len(samples)
+            delta = self.attack(x, samples, own, torch.zeros_like(samples), self.test_steps)
+            scores.append(torch.cat([self.model(x, samples), self.model(x, samples + delta)], dim=1))
+        return torch.cat(scores)
+
+    def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Return metrics of the test samples.
+
+        * ``accuracy`` and ``attacked_accuracy``: accuracy on clean samples, and against the adversary with
+          ``test_steps`` steps from δ = 0.
+        * ``attacked_loss``: mean cross-entropy against the adversary.
+        """
+        clean, attacked = predictions.chunk(2, dim=1)
+        labels = torch.from_numpy(self.test_labels()).to(attacked.device)
+        return {
+            "accuracy": self.accuracies(clean)[0],
+            "attacked_accuracy": self.accuracies(attacked)[0],
+            "attacked_loss": float(F.cross_entropy(attacked, labels)),
+        }
