@@ -7,6 +7,7 @@ mean of a step over all cohorts is the step of all clients.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -23,6 +24,7 @@ from mixtures import LogCosh
 from mpifed import Config, ConfigError, Sets
 from mpifed.algorithms import ALGORITHMS
 from mpifed.core.algorithm import communicated_fields
+from mpifed.core.records import Compressed
 from mpifed.core.sets import Ball, Box
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -118,7 +120,8 @@ def test_a_combination_is_right_or_refused(name):
             assert ALGORITHMS[name].__name__ in str(error) or name in str(error), (row, error)
             continue
         ran += 1
-        first, before = runs[0], runs[0].rounds.costs.bytes_up
+        first = runs[0]
+        before = dataclasses.replace(first.rounds.costs)
         starts = {block: getattr(first.shared, block).clone() for block in blocks_of(first)}
         for _ in range(ROUNDS):
             for run in runs:
@@ -133,8 +136,9 @@ def test_a_combination_is_right_or_refused(name):
                 moved = not torch.equal(value, initial)
                 assert not moved or (projected - value).norm() < ROUNDING, (row, block)
         if MEMBERS[members][1]:
-            sent = ROUNDS * MEMBERS[members][1] * bytes_per_client(first)
-            assert moved and first.rounds.costs.bytes_up - before == sent, row
+            costs = first.rounds.costs
+            sent = MEMBERS[members][1] * bytes_per_client(first, costs.phases - before.phases)
+            assert moved and costs.bytes_up - before.bytes_up == sent, row
         for second in runs[1:]:
             point = first.point()
             torch.testing.assert_close(second.point(), point, **DIGITS, msg=lambda text: f"{row}: {text}")
@@ -143,13 +147,23 @@ def test_a_combination_is_right_or_refused(name):
     assert ran
 
 
-def bytes_per_client(simulation) -> int:
-    """Return the bytes that a client uploads in a round, from the declared fields of the messages."""
-    compression = simulation.config.message.compression
-    layouts = [stage.messages.layout for stage in simulation.rounds._stages]
-    spans = [layout.span(field) for layout in layouts for field in communicated_fields(layout.record)]
-    sizes = [stop - start for start, stop in spans if stop > start]
-    return sum(compression.bytes(size, 8) if compression else 8 * size for size in sizes)
+def bytes_per_client(simulation, phases: int) -> int:
+    """Return the bytes that a client uploads in all rounds, from the declared fields of the messages.
+
+    Args:
+        phases: number of phases in all rounds, including those with a condition that have taken place.
+    """
+    always, sometimes = [], []
+    for stage in simulation.rounds._stages:
+        layout, total = stage.messages.layout, 0
+        own = layout.record.fields_of_type(Compressed)
+        for field in communicated_fields(layout.record):
+            rule = simulation.config.message.compression
+            rule = getattr(simulation.config.algorithm, own[field].by) if field in own else rule
+            first, last = layout.span(field)
+            total += (rule.bytes(last - first, 8) if rule else 8 * (last - first)) if last > first else 0
+        (sometimes if stage.phase.when else always).append(total)
+    return ROUNDS * sum(always) + (phases - ROUNDS * len(always)) * sum(sometimes)
 
 
 #: Methods without an unbiased step although ``availability.unbiased`` is accepted, with the reason.
