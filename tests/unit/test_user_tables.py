@@ -252,7 +252,7 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
     (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
     (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
-    (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
+    (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split, client and groups"),
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
     (dict(label="kind"), "has no setting 'label'"),
