@@ -148,7 +148,7 @@ of = ["stationarity", "phi"]
 ell = 10.0""",
     "personalize": """\
 [personalize]       # with problem.local_test = 0.2, on samples that no client trains on
-eta = 0.05
+step_size = 0.05
 steps = 20""",
     "regularize": """\
 [regularize]

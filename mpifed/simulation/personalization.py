@@ -19,7 +19,7 @@ __all__ = ["FineTuning", "Personalize"]
 class Personalize(Section):
     """[personalize]: metrics of each client after it has fine-tuned the evaluated point on its samples."""
 
-    eta: float = Field(
+    step_size: float = Field(
         gt=0, allow_inf_nan=False, description="step size of the descent in x and of the ascent in y"
     )
     steps: int = Field(
@@ -54,7 +54,7 @@ class FineTuning:
             for block, gradient, sign, project in zip(
                 blocks, gradients, self._directions, self._projections, strict=True
             ):
-                block.add_(gradient, alpha=sign * self.settings.eta)
+                block.add_(gradient, alpha=sign * self.settings.step_size)
                 if project is not None:
                     block.copy_(project(block))
         return point

@@ -44,7 +44,7 @@ def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
         problem=problem,
         rounds=2,
         metrics=metrics,
-        personalize={"eta": 0.1, "steps": 2},
+        personalize={"step_size": 0.1, "steps": 2},
         run=execution,
     )
 

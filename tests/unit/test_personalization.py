@@ -31,7 +31,7 @@ def table(out, name="Classification", batch=0, **settings):
 
 
 def personalized(config):
-    return config | {"personalize": {"eta": ETA, "steps": STEPS}}
+    return config | {"personalize": {"step_size": ETA, "steps": STEPS}}
 
 
 def prepared(problem):
@@ -140,4 +140,4 @@ def test_problems_without_samples_of_clients_are_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"\[personalize\] is for minimax problems, but Rotation has the fam"
     ):
-        mpifed.Simulation(Rotation(), LSGD(K=1, eta=0.1), personalize={"eta": 0.1})
+        mpifed.Simulation(Rotation(), LSGD(K=1, eta=0.1), personalize={"step_size": 0.1})
