@@ -1,8 +1,8 @@
-"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused with a sentence.
+"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused.
 
-Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets, the
-uploaded bytes are counted from the declared fields, results and costs do not depend on the group, and the mean
-of a step over all cohorts is the step of all clients.
+Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets,
+the uploaded bytes are those of the declared fields, results and costs do not depend on the group, and the
+mean of a step over all cohorts is the step of all clients.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ ROWS = [
     for (i, members), (j, message) in itertools.product(enumerate(MEMBERS), enumerate(MESSAGES))
 ]
 ROUNDING = 1e-12  # of projections of points of about 1
-#: Of sums of some numbers of about 1, and of their cancellation in variates that are divided by a step of 0.01.
+#: Of sums of some numbers of about 1, and of their cancellation in variates, which are divided by a step of
+#: 0.01.
 DIGITS = dict(rtol=1e-9, atol=1e-9)
 
 
@@ -124,10 +125,7 @@ def test_a_combination_is_right_or_refused(name):
             for run in runs:
                 run.step()
             assert torch.isfinite(first.point()).all(), row
-            for (
-                block,
-                initial,
-            ) in starts.items():  # outside of the sets, where it stays if no client participates
+            for block, initial in starts.items():  # may be outside of the set until clients participate
                 value = getattr(first.shared, block)
                 projected = getattr(first.problem.sets, block)(value)
                 moved = not torch.equal(value, initial)
