@@ -25,6 +25,8 @@ ABSENT = {
 }
 #: Methods that are special cases of others → these methods. They need not be on a page.
 SPECIAL_CASES = {"AFL": "FedNormSGDA", "FedGDAGT": "SAGDA", "KGTMinimax": "SAGDA", "STEM": "FGDA"}
+#: Methods of minimisation that also solve minimax problems. They need not be on the pages of these.
+OF_MINIMISATION = ("FedProx",)
 INDEX = f"""{MARK}
 
 # Gallery
@@ -211,5 +213,7 @@ def index(pages: Path) -> str:
     missing = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
     absent = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
     special = ", ".join(f"{one} ({other})" for one, other in SPECIAL_CASES.items())
-    left_out = f"Special cases of other methods, which are not on every page: {special}."
+    left_out = f"Special cases of other methods, which are not on every page: {special}. "
+    others = ", ".join(OF_MINIMISATION)
+    left_out += f"Methods stated for minimisation, which are not on pages of minimax problems: {others}."
     return INDEX + "\n".join(rows) + "\n" + AFTER + f"\n{left_out}\n\nProblems without a page: {absent}.\n"
