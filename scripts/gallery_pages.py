@@ -27,8 +27,10 @@ ABSENT = {
 SPECIAL_CASES = {"AFL": "FedNormSGDA", "FedGDAGT": "SAGDA", "KGTMinimax": "SAGDA", "STEM": "FGDA"}
 #: Methods with compressed messages → the method without compression.
 COMPRESSED = {"MASHA1": "ExtraSGD", "MASHA2": "ExtraSGD"}
+#: Methods of minimisation that also solve minimax problems. They need not be on the pages of these.
+OF_MINIMISATION = ("FedProx",)
 #: Methods that need not be on a page.
-OPTIONAL = SPECIAL_CASES | COMPRESSED
+OPTIONAL = {*SPECIAL_CASES, *COMPRESSED, *OF_MINIMISATION}
 INDEX = f"""{MARK}
 
 # Gallery
@@ -219,7 +221,7 @@ def index(pages: Path) -> str:
         for methods in (SPECIAL_CASES, COMPRESSED)
     )
     left_out = (
-        f"Special cases of other methods, which are not on every page: {special}. Methods with compressed "
-        f"messages, which are not on every page either: {sparse}."
+        f"Methods that are not on every page: special cases of other methods, {special}; methods with "
+        f"compressed messages, {sparse}; methods stated for minimisation, {', '.join(OF_MINIMISATION)}."
     )
     return INDEX + "\n".join(rows) + "\n" + AFTER + f"\n{left_out}\n\nProblems without a page: {absent}.\n"

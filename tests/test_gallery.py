@@ -64,7 +64,7 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
     search = tuning(JOBS[problem])
     table = search.table
     listed = [study.space.name for study in search.studies]
-    fitting = {method for method in ALGORITHMS if solves(method, table)} - (OPTIONAL.keys() - listed)
+    fitting = {method for method in ALGORITHMS if solves(method, table)} - (OPTIONAL - {*listed})
     assert set(listed) == fitting and len(listed) == len(fitting), (
         f"jobs/gallery/{problem}.toml lacks {sorted(fitting - set(listed))}, has beside what solves its "
         f"problem {sorted(set(listed) - fitting)}"
