@@ -127,10 +127,7 @@ def test_a_combination_is_right_or_refused(name):
             for run in runs:
                 run.step()
             assert torch.isfinite(first.point()).all(), row
-            for (
-                block,
-                initial,
-            ) in starts.items():  # outside of the sets, where it stays if no client participates
+            for block, initial in starts.items():  # may be outside of the set until clients participate
                 value = getattr(first.shared, block)
                 projected = getattr(first.problem.sets, block)(value)
                 moved = not torch.equal(value, initial)
