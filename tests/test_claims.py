@@ -21,7 +21,7 @@ from scipy import stats
 from claims.entries import Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
-from claims.page import _settled, outcome
+from claims.page import _settled, outcome, sections, write
 from claims.panels import matches, task_title
 from claims.values import figures, worst
 from claims.verdicts import is_improving, judge, verdict
@@ -605,6 +605,13 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
     job = jobs / "later.toml"
     job.write_text(job.read_text().replace("eta = 0.1 }", "eta = 0.11 }"))
     assert verdicts(tmp_path, "jobs/claims.toml", "--draw") == expected, "results of another job do not count"
+
+
+def test_the_page_of_the_theory_follows_from_the_stored_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without runs
+    book, name = read(ROOT / "jobs/theory/claims.toml"), "jobs/theory/claims.toml "
+    page = write(book, sections(book), name, tmp_path / "docs")
+    assert page.read_text() == (ROOT / "docs" / page.name).read_text()
 
 
 def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
