@@ -39,6 +39,12 @@ LONGEST = (
 
 
 @pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """Tables have the width without a terminal, also if libraries have set the width of one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def signals_as_before():
     """Restore signal handlers: a command that ends ignores signals, and shells of later tests would inherit
     that."""

@@ -18,6 +18,7 @@ from matplotlib.image import imread
 from planted_runs import panel, planted
 from scipy import stats
 
+import headlines
 from claims.entries import Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
@@ -612,6 +613,16 @@ def test_the_page_of_the_theory_follows_from_the_stored_results(tmp_path, monkey
     book, name = read(ROOT / "jobs/theory/claims.toml"), "jobs/theory/claims.toml "
     page = write(book, sections(book), name, tmp_path / "docs")
     assert page.read_text() == (ROOT / "docs" / page.name).read_text()
+
+
+def test_the_headline_figures_are_drawn_from_the_stored_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without runs
+    monkeypatch.setattr(sys, "argv", ["headlines.py", str(tmp_path / "drawn")])
+    assert headlines.main() == 0
+    drawn = {path.name: path for path in (tmp_path / "drawn").iterdir()}
+    shown = re.findall(r"\(headlines/(.*?)\)", (ROOT / "docs/headlines.md").read_text())
+    assert sorted(drawn) == sorted(shown)
+    assert all(imread(path).shape[:2] == (320, 420) for path in drawn.values())
 
 
 def verdicts(folder: Path, *arguments: str) -> dict[str, str]:

@@ -45,9 +45,9 @@ class HeldOut:
         description="fraction of the training samples that is held out for validation before they are "
         "partitioned; for data sets without a validation split",
     )
-    local_test: float = Field(
-        default=0.0,
-        ge=0,
+    local_test: float | None = Field(
+        default=None,
+        gt=0,
         lt=1,
         description="fraction of each client's samples that is held out from training as the client's own "
         'test samples, for run.evaluate_on = ["clients"] and [personalize]',
