@@ -32,6 +32,7 @@ class Headline:
         where: selects one task by the values of dotted settings.
         claim: name of the claim whose trend is drawn; default: the experiment's metric against the rounds.
         label: label of the vertical axis.
+        low: its lower end; default: below all curves.
     """
 
     book: str
@@ -39,13 +40,14 @@ class Headline:
     where: Mapping[str, Any] = field(default_factory=dict)
     claim: str = ""
     label: str = ""
+    low: float | None = None
 
 
 HEADLINES = {
     "saddle": Headline(
         "papers", "saddle_by_heterogeneity", {"problem.s": 10.0}, label="distance from the saddle"
     ),
-    "mnist": Headline("papers", "auc_mnist", label="test AUC on MNIST"),
+    "mnist": Headline("papers", "auc_mnist", label="test AUC on MNIST", low=0.9),
     "texts": Headline("papers", "auc_texts_long", label="test AUC on SST-2"),
     "tails": Headline("papers", "heavy_tails_on_a_saddle", label="error under infinite variance"),
     "games": Headline("papers", "affine_games", {"problem.smooth": 0.0}, label="err_D on a rotation"),
@@ -73,6 +75,7 @@ def draw(one: Headline, book: Book, path: Path) -> None:
         methods = list(dict.fromkeys(setting.name for setting in panel.settings))
         draw_cell(cell, experiment.metric, _only_task(one, panel.best(experiment.metric)), methods)
     cell.set_title("")
+    cell.set_ylim(bottom=one.low)
     cell.set_ylabel(one.label, fontsize=9)
     cell.xaxis.label.set_size(9)
     cell.legend(fontsize=7.5, edgecolor="none", framealpha=0.7)
