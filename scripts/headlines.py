@@ -6,6 +6,7 @@ python scripts/headlines.py [FOLDER]     # default docs/headlines
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from claims.entries import Book, read
 from claims.figures import draw_cell, draw_trend
 from claims.page import panels_of
 from claims.panels import taken
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.report.comparison import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,12 +93,18 @@ def _only_task(one: Headline, tasks: Mapping[tuple, Sequence[Setting]]) -> Seque
 
 
 def main() -> int:
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/headlines"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs/headlines")
+    folder = parser.parse_args().folder
     books = {name: read(ROOT / "jobs" / name / "claims.toml") for name in ("papers", "theory")}
     for name, one in HEADLINES.items():
-        draw(one, books[one.book], out / f"{name}.png")
+        draw(one, books[one.book], folder / f"{name}.png")
+        print(folder / f"{name}.png")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quiet_broken_pipe():
+        sys.exit(main())
