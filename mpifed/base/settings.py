@@ -348,7 +348,10 @@ def build(
         ConfigError: a key is unknown or missing, or a value is wrong; one line per error.
     """
     if not dataclasses.is_dataclass(cls):
-        raise ConfigError(f"{cls.__name__} must be a dataclass whose fields are its settings")
+        raise ConfigError(
+            f"{cls.__name__} must be a dataclass whose fields are its settings: decorate it with @dataclass, "
+            "or with @mpifed.hyperparameters (@mpifed.problem_settings), which validates the settings"
+        )
     known = _names(cls)
     unknown = [key for key in settings if key not in known]
     if unknown:

@@ -99,7 +99,11 @@ def _replacement(cls: type | Preset, settings: dict[str, Any], section: str) -> 
     if not settings.keys() & (others - own.keys()):
         return ""
     required = [name for name, field in own.items() if field.is_required()]
-    words = [f"{section}={cls.__name__}", *(f"{section}.{name}=..." for name in required)]
+    plugin = plugin_of(getattr(cls, "cls", cls))
+    words = [
+        f"{section}={plugin.name if plugin else cls.__name__}",
+        *(f"{section}.{name}=..." for name in required),
+    ]
     return f"\nto replace all settings of the {section}: {' '.join(words)}"
 
 

@@ -299,7 +299,8 @@ def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
     if not is_open or least > 0:
         return
     if _is_decay(hint, field):
-        yield key, Range(*COMPLEMENT, complement=True, most=1.0)
+        low, high = COMPLEMENT
+        yield key, Range(low, 1 - WEIGHT[0] if "gt" in _declared(field) else high, complement=True, most=1.0)
     elif most == 1:
         yield key, Range(*WEIGHT, most=1.0)
     elif most == math.inf:

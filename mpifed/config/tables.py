@@ -160,7 +160,7 @@ def apply_override(table: dict, text: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"expected KEY=VALUE, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}")
     if _numbers(value):
-        key, value = truncate(key.strip()), truncate(value)
+        key, value = truncate(key.strip().removeprefix("sweep.")), truncate(value)
         raise ConfigError(
             f"expected one value of {key}, got {value}: for one run per value, `mpifed sweep JOB "
             f"'sweep.{key}=[{value}]'`, or in a job array `mpifed launch JOB --array {key}={value}`"

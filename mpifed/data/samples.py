@@ -316,7 +316,7 @@ def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray],
         DataError: there are fewer classes, or a class without training samples.
     """
     if len(classes) < 2:
-        raise DataError(f"{what}: expected at least two classes, found {', '.join(classes) or 'none'}")
+        raise DataError(f"{what}: expected at least two classes, found {len(classes)} ({', '.join(classes)})")
     counts = {part: np.bincount(known, minlength=len(classes)) for part, known in labels.items()}
     if lacking := np.flatnonzero(counts["train"] == 0).tolist():
         found = {part: number[lacking[0]] for part, number in counts.items()}

@@ -19,7 +19,7 @@ from mpifed.running.checkpointing import Snapshot, expect_state, writer_version
 from mpifed.running.result import Result, broadcast, load
 from mpifed.simulation.setup import data_change, digests, files_from_table, read_files
 from mpifed.storage import checkpoint
-from mpifed.storage.files import RUN_FILE
+from mpifed.storage.files import RUN_FILE, TRIED
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import End, RunData, load_if_valid
 from mpifed.storage.status import is_run
@@ -84,7 +84,12 @@ def _settings_in(folder: Folder) -> Stored:
     if run and run.end:
         return Stored(run.config, writer_version({"versions": run.versions}))
     if not folder.path.is_dir():
-        raise ValueError(f"there is no folder {folder.path}: start the job with `mpifed run`")
+        found = "is not a folder" if folder.path.exists() else "does not exist"
+        raise ValueError(
+            f"{folder.path} {found}: expected the folder of a run; a job is started with `mpifed run`"
+        )
+    if (folder.path / TRIED).is_file():
+        raise ValueError(f"{folder.path} is the folder of a search: `mpifed tune JOB` continues it")
     if runs := sorted({path.parent for path in folder.path.glob("*/**/*.h5") if is_run(path.parent)}):
         raise ValueError(
             f"{folder.path} contains {len(runs)} runs, not one: resume a run, e.g. `mpifed resume "

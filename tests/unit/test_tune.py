@@ -133,6 +133,7 @@ def test_report_and_status_of_the_folder(whole, tmp_path):
     assert f"error {whole[1][0].value:.4g}" in methods and "seed=" not in methods
     assert trials.count("seed=") == len(list(folder.rglob("trials/**/run.h5")))
     assert "has a [tune]" in call("status", folder / "job.toml", code=2)
+    assert "`mpifed tune JOB` continues it" in call("resume", folder / "out", code=2)
 
 
 @pytest.mark.parametrize("after", [1, 7])

@@ -80,6 +80,18 @@ def test_open_and_fixed_settings():
 numbers = st.floats(1e-6, 1e6)
 
 
+def test_values_of_an_omitted_decay_are_above_a_strict_bound(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from mpifed import Algorithm, hyperparameters\nfrom pydantic import Field\n\n"
+        "@hyperparameters\nclass Own(Algorithm):\n"
+        "    b: float = Field(default=0.9, gt=0, lt=1)\n    c: float = Field(default=0.9, ge=0, lt=1)\n"
+    )
+    space = space_of({"name": f"{file}:Own"})
+    ends = {key: [domain.value(domain.low), domain.value(domain.high)] for key, domain in space.open.items()}
+    assert ends["b"] == pytest.approx([0.999, 0.01]) and ends["c"] == pytest.approx([0.999, 0.0])
+
+
 @given(numbers, st.floats(1.5, 1e4), st.floats(0, 1), st.booleans())
 def test_ranges_are_logarithmic_and_extended_past_their_ends(low, times, share, complement):
     one = Range(low, low * times, complement=complement)

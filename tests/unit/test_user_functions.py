@@ -115,7 +115,7 @@ REFUSED = {
     "few names": (dict(GOOD, classes=["a", "b"]), "from 0 to 1, found 2 in row 2"),
     "many names": (dict(GOOD, classes=list("abcd")), "training samples of every class, found none of 'd'"),
     "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "training samples of every class, found none of '1'"),
-    "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 0"),
+    "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 1 \\(0\\)"),
     "classes": (dict(GOOD, classes=3), "classes: expected a list of names, found 3"),
     "clients": (dict(GOOD, clients=[0, 1]), r"one client for each of 12 training samples, .* \(2,\)"),
     "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),

@@ -210,7 +210,7 @@ TEXTS = {
     "no rows": (lines(0), "found no rows"),
     "empty": ([], "expected a header line"),
     "fractions": (lines(label=NUMBERS[:, 0].tolist()), "expected classes in 'kind', words or whole numbers"),
-    "one class": (lines(label=["x"] * 12), "mine.csv: expected at least two classes, found x"),
+    "one class": (lines(label=["x"] * 12), "mine.csv: expected at least two classes, found 1 \\(x\\)"),
     "no features": (["kind", "x", "y"], "expected columns of features in addition to kind, found none"),
 }  # fmt: skip
 
