@@ -93,7 +93,7 @@ def test_empty_folder(tmp_path):
         assert opened(tmp_path / "run", job(tmp_path / "run"), how) is None
     with pytest.raises(ValueError, match=r"there is no checkpoint in .* to continue from \(--resume must\)"):
         opened(tmp_path / "run", job(tmp_path / "run"), "must")
-    with pytest.raises(CollectiveError, match="no folder .*: start the job with `mpifed run`"):
+    with pytest.raises(CollectiveError, match="does not exist: expected the folder of a run"):
         resume(tmp_path / "run", [], COMM)
 
 
