@@ -162,9 +162,10 @@ class Book:
         """Return its job file in the paper's size."""
         return self.folder / "full" / f"{name}.toml"
 
-    def stored(self, job: Path, panel: str = "") -> Path:
-        """Return the file with the stored results of a job file; ``panel`` distinguishes several."""
-        return self.folder / "results" / job.relative_to(self.folder).with_suffix(f"{panel}.jsonl.xz")
+    def stored(self, job: Path, second: bool) -> Path:
+        """Return the file with the stored results of a job file, or of its second search."""
+        suffix = ".second.jsonl.xz" if second else ".jsonl.xz"
+        return self.folder / "results" / job.relative_to(self.folder).with_suffix(suffix)
 
 
 def read(path: str | Path) -> Book:

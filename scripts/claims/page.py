@@ -151,7 +151,7 @@ def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[
     for job, second in jobs_of(book, one):
         panel = read_panel(job, one.panels, changes, second)
         if (panel.missing or not panel.settings) and not changes:
-            panel = stored.read(book.stored(job, ".second" if second else ""), job, one.panels) or panel
+            panel = stored.read(book.stored(job, second), job, one.panels) or panel
         found.append(panel)
     return found
 
@@ -168,7 +168,7 @@ def store(book: Book, one: Experiment) -> None:
     for job, second in jobs_of(book, one):
         panel = read_panel(job, one.panels, (), second)
         if panel.settings and not panel.missing:
-            stored.write(panel, book.stored(job, ".second" if second else ""), job)
+            stored.write(panel, book.stored(job, second), job)
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:

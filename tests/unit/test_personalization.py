@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from reference.agnostic import onto_simplex
 from torch.nn.functional import cross_entropy
 
 import mpifed
@@ -58,15 +59,6 @@ def fine_tuned(problem, client, weights, y):
             for (key, value), gradient in zip(weights.items(), gradients)
         }
     return {key: value.detach() for key, value in weights.items()}, y
-
-
-def onto_simplex(v):
-    """The projection by bisection on the threshold."""
-    low, high = v.min() - 1, v.max()
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (v - middle).clamp(min=0).sum() > 1 else (low, middle)
-    return (v - low).clamp(min=0)
 
 
 @pytest.mark.parametrize("kind", [Classification, FairClassification])
