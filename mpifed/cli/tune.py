@@ -84,11 +84,12 @@ def _print_space(tuning: Tuning, plans: Sequence[Plan]) -> None:
         rows += [*zip(names, space, space.values()), None]
     print_table(("method", "setting", "searched"), rows)
     tune, rounds = tuning.tune, studies[0].rounds
-    lengths = " / ".join(map(str, rung_rounds(rounds)))
+    lengths = " / ".join(map(str, rung_rounds(rounds, tune.min_rounds)))
+    share = ", times its number of searched settings / the least number" if tune.budget != "equal" else ""
     echo(
         f"\nmetric: {', '.join(dict.fromkeys(plan.metric for plan in plans))}"
         f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
-        f"{rounds} rounds\nof the costliest method; runs of {lengths} rounds; "
+        f"{rounds} rounds\nof the costliest method{share}; runs of {lengths} rounds; "
         f"{tune.seeds} seed(s) for the longest runs"
     )
     if tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -33,12 +33,22 @@ gamma = { low = 1e-3, high = 1.0 }  # a range; the omitted lam and beta have def
 
 
 class Tune(Section):
-    """[tune]: a search for the best settings of several methods, at the same cost for each: mpifed tune."""
+    """[tune]: a search for the best settings of several methods with comparable budgets: mpifed tune."""
 
     runs: int = Field(
         16,
         ge=1,
         description="budget per method and task: the oracle calls of this many runs of the costliest method",
+    )
+    budget: Literal["equal", "proportional"] = Field(
+        "equal",
+        description="whether all methods have this budget, or a budget proportional to their number of open "
+        "settings, such that a method with the fewest open settings has this budget",
+    )
+    min_rounds: int = Field(
+        1,
+        ge=1,
+        description="least number of rounds of the shortest runs, e.g. those of an epoch",
     )
     seeds: int = Field(
         3,

@@ -40,9 +40,9 @@ NEIGHBOURHOOD, SHRINK_FACTOR = 0.5, 0.5
 MAX_ATTEMPTS = 5
 
 
-def rung_rounds(rounds: int) -> list[int]:
-    """Return the rounds of the rungs: a ninth, a third and all of ``rounds``, each at least 1."""
-    return sorted({max(1, rounds // REDUCTION_FACTOR**k) for k in range(3)})
+def rung_rounds(rounds: int, least: int = 1) -> list[int]:
+    """Return the rounds of the rungs: a ninth, a third (both at least ``least``) and all of ``rounds``."""
+    return sorted({min(rounds, max(least, rounds // REDUCTION_FACTOR**k)) for k in range(3)})
 
 
 @dataclass
@@ -88,6 +88,7 @@ class Search:
         budget: oracle calls.
         probe: costs and metrics of the method.
         sign: 1 if the metric is minimised, -1 if it is maximised.
+        min_rounds: least number of rounds of the shortest runs.
 
     Attributes:
         open: the open settings, whose ranges may have been extended.
@@ -95,10 +96,10 @@ class Search:
         dropped: trials that have ended since the caller last cleared the list, to delete their checkpoints.
     """
 
-    def __init__(self, study: Study, seeds: int, budget: int, probe: Probe, sign: int):
+    def __init__(self, study: Study, seeds: int, budget: int, probe: Probe, sign: int, min_rounds: int = 1):
         self.study, self.budget, self.probe, self.sign = study, budget, probe, sign
         self.seeds = [study.seed + k for k in range(seeds)]
-        self.rungs = rung_rounds(study.rounds)
+        self.rungs = rung_rounds(study.rounds, min_rounds)
         self.open = dict(study.space.open)
         self.trials: list[Trial] = []
         self.incompatible: list[Point] = []

@@ -16,7 +16,7 @@ import numpy as np
 from mpifed.base.errors import ConfigError, ContractError
 from mpifed.base.log import LOG, info, progress_bar
 from mpifed.config.grids import select_part
-from mpifed.config.tuning import Study, Tuning
+from mpifed.config.tuning import Study, Tune, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.running.signals import Stopped, early_signal
 from mpifed.tuning.results import SearchResult, discard, read, result_of, store, write_tables
@@ -111,23 +111,32 @@ def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
 
 
 def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:
-    """Return a plan per study. A task's budget is the cost of ``tune.runs`` runs of its costliest method."""
+    """Return a plan per study.
+
+    The budget is the cost of ``tune.runs`` runs of the task's costliest method; if it is proportional, times
+    the number of open settings divided by the least number in the task.
+    """
     full: dict[str, int] = {}
+    fewest: dict[str, int] = {}
     for study, study_probe in zip(tuning.studies, probes):
         full[study.task] = max(full.get(study.task, 0), study_probe.calls(study.rounds))
-    return [
-        Plan(
-            study_probe, tuning.tune.runs * full[study.task], study_probe.selection_metric(tuning.tune.metric)
-        )
-        for study, study_probe in zip(tuning.studies, probes)
-    ]
+        if count := len(study.space.open):
+            fewest[study.task] = min(fewest.get(study.task, count), count)
+    plans = []
+    for study, study_probe in zip(tuning.studies, probes):
+        budget = tuning.tune.runs * full[study.task]
+        if tuning.tune.budget == "proportional" and study.space.open:
+            budget = budget * len(study.space.open) // fewest[study.task]
+        plans.append(Plan(study_probe, budget, study_probe.selection_metric(tuning.tune.metric)))
+    return plans
 
 
-def _digest(study: Study, plan: Plan, seeds: int) -> str:
+def _digest(study: Study, plan: Plan, tune: Tune) -> str:
     """Return a digest of all settings that affect the result of a search."""
     table = study.config(study.space.costliest).table()
     table["run"] = {key: value for key, value in table["run"].items() if key not in _NO_EFFECT}
-    parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, seeds]
+    parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, tune.seeds]
+    parts += [tune.min_rounds] if tune.min_rounds > 1 else []
     parts += [plan.probe.data] if plan.probe.data else []
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
@@ -138,8 +147,8 @@ class _Searches:
     def __init__(self, tuning: Tuning, comm: SerialComm, plans: list[Plan], studies_of_part: list[int]):
         self.tuning, self.comm, self.plans = tuning, comm, plans
         self.independent = IndependentComm(comm)
-        seeds = tuning.tune.seeds
-        self.digests = [_digest(study, plan, seeds) for study, plan in zip(tuning.studies, plans)]
+        tune = tuning.tune
+        self.digests = [_digest(study, plan, tune) for study, plan in zip(tuning.studies, plans)]
         self.searches: dict[int, Search] = {}
         self.steps: dict[int, Generator] = {}
         self.requested: dict[int, list[Request]] = {}
@@ -149,7 +158,9 @@ class _Searches:
                 if tuning.config.run.overwrite:
                     discard(tuning, study)
                 if read(tuning, study, self.digests[number]) is None:
-                    self.searches[number] = Search(study, seeds, plan.budget, plan.probe, plan.sign)
+                    self.searches[number] = Search(
+                        study, tune.seeds, plan.budget, plan.probe, plan.sign, tune.min_rounds
+                    )
                     self.steps[number] = self.searches[number].requests()
 
     def results(self) -> list[SearchResult | None]:

@@ -104,6 +104,16 @@ def test_all_methods_of_a_task_have_the_same_budget(whole):
     assert tried[1] > tried[0] and tried[3] > tried[2]
 
 
+def test_budgets_proportional_to_the_open_settings(job):
+    change = ["tune.budget='proportional'"]
+    plans = tuner.plan(tuning(job, change), SerialComm())
+    assert [one.budget for one in plans] == [2 * 3 * 2 * 24, 3 * 2 * 24, 2 * 3 * 3 * 24, 3 * 3 * 24]
+    printed = CliRunner().invoke(cli, ["tune", str(job), "--list", *change, "tune.min_rounds=3"]).output
+    assert "times its number of searched settings / the least number; runs of 3 / 6 rounds" in " ".join(
+        printed.split()
+    )
+
+
 def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_path):
     folder, found = whole
     text = (folder / "out/best.toml").read_text()

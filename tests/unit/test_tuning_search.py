@@ -19,7 +19,7 @@ ROUNDS = 180
 
 
 def search(
-    value, open, runs=16, seeds=3, rounds=ROUNDS, sign=1, each=1, refuse=lambda settings: False
+    value, open, runs=16, seeds=3, rounds=ROUNDS, sign=1, each=1, refuse=lambda settings: False, least=1
 ) -> Search:
     """Return a finished search, in which ``value(settings, rounds, seed)`` is the outcome of a run."""
 
@@ -30,7 +30,7 @@ def search(
     study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(study, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign)
+    found = Search(study, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign, least)
     steps, outcomes = found.requests(), None
     while True:
         try:
@@ -122,6 +122,15 @@ def test_the_rungs_of_a_bracket():
         *((90, seed) for seed in range(3)),
     ]
     assert values[0].calls == 3 * 90 and values[-1].calls == 10
+
+
+def test_the_shortest_runs_have_the_least_number_of_rounds():
+    assert (
+        rung_rounds(90, 25) == [25, 30, 90] and rung_rounds(90, 40) == [40, 90] and rung_rounds(9, 20) == [9]
+    )
+    found = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90, least=40)
+    assert {rounds for trial in found.trials for rounds, _ in trial.outcomes} == {40, 90}
+    assert found.spent > 0.8 * found.budget
 
 
 def test_metrics_to_maximise_and_diverged_trials():
