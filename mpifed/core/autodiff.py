@@ -1,9 +1,9 @@
 """Derivatives of a problem's functions, for one client or vectorised over several.
 
-**One client.** If a client has few parameters, they are copied into leaf tensors that are created once and
-whose gradients are views of one flat vector; this avoids creating Python objects for every parameter in every
-step. If it has many, the copy would cost more than it saves, and leaf tensors are created as views of the
-point in every step. Both give bitwise identical gradients.
+**One client.** The point is copied into leaf tensors that are created once, because creating leaf tensors as
+views of the point in every step costs more, for small and for large models. In small models, ``backward``
+adds to gradients that are views of one flat vector, which saves calls per parameter. In large models, it
+returns the gradients that it computes, which saves passes over memory. Both give the same gradients.
 
 **Several clients.** ``torch.func.vmap`` vectorises the loss over the clients, and the sum of the losses is
 differentiated. The gradient of the sum with respect to a client's parameters is the gradient of its own loss.
@@ -194,8 +194,8 @@ _REPLACEMENTS: dict[Callable, Callable] = {
 _TWICE = _REPLACEMENTS | dict.fromkeys(_functions(["sigmoid", "expit", "logsigmoid"], [""]), _padded)
 
 
-#: Number of parameters per client from which copying them costs more than creating leaf tensors.
-LARGE = 2**16
+#: Number of parameters per client from which passes over memory cost more than calls per parameter.
+LARGE = 2**15
 
 
 class Gradients:
@@ -205,7 +205,6 @@ class Gradients:
         self._loss, self._vectorised, self._blocks = loss, vectorised(loss), blocks
         self._vectorised_twice = vectorised(loss, twice=True)
         self._sizes = [[math.prod(shape) for shape in blocks[block].values()] for block in blocks]
-        self._large = sum(map(sum, self._sizes)) >= LARGE
         self._leaves: _Leaves | None = None
 
     def single(self, point: Sequence[torch.Tensor], batch: tuple) -> torch.Tensor:
@@ -215,17 +214,11 @@ class Gradients:
             point: the blocks, ``[1, d]`` or ``[d]``.
             batch: its minibatch, without the client axis.
         """
-        if self._large:
-            named = self._views([block.reshape(-1) for block in point])
-            return self._differentiate(named, self._evaluate(self._loss, named, batch), 1)
         if self._leaves is None:
             self._leaves = _Leaves(self._blocks, point[0])
-        leaves = self._leaves
-        for leaf_block, block in zip(leaves.point, point):
-            leaf_block.copy_(block)
-        leaves.gradient.zero_()
-        self._evaluate(self._loss, leaves.named, batch).backward()
-        return leaves.gradient.clone()
+        self._leaves.set(point)
+        self._evaluate(self._loss, self._leaves.named, batch).backward()
+        return self._leaves.gradient()
 
     def several(self, point: Sequence[torch.Tensor], batch: tuple, count: int) -> torch.Tensor:
         """Return the gradients of ``count`` clients, all blocks concatenated, ``[C, d]``.
@@ -305,22 +298,43 @@ class _Leaves:
     """Leaf tensors of one client's parameters, which are reused in every step.
 
     Attributes:
-        point: flat blocks, ``[1, d]`` each.
-        named: views of ``point`` by block and name, which are leaf tensors.
-        gradient: the flat gradient that ``backward`` adds to, ``[1, d]``.
+        named: the leaf tensors by block and name, views of flat blocks.
     """
 
     def __init__(self, blocks: Blocks, like: torch.Tensor):
         split = tuple(blocks.sizes.values())
-        point, self.gradient = like.new_zeros(1, sum(split)), like.new_zeros(1, sum(split))
-        self.point = point.split(split, dim=1)
+        self._point = like.new_zeros(1, sum(split)).split(split, dim=1)
         self.named = [
             {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat[0]).items()}
-            for block, flat in zip(blocks, self.point)
+            for block, flat in zip(blocks, self._point)
         ]
-        for block, named, gradient in zip(blocks, self.named, self.gradient[0].split(split)):
-            for leaf, view in zip(named.values(), blocks.unflatten(block, gradient).values()):
-                leaf.grad = view
+        self._leaves = [leaf for named in self.named for leaf in named.values()]
+        self._gradient: torch.Tensor | None = None
+        if sum(split) < LARGE:
+            self._gradient = like.new_zeros(1, sum(split))
+            for block, named, flat in zip(blocks, self.named, self._gradient.split(split, dim=1)):
+                for leaf, view in zip(named.values(), blocks.unflatten(block, flat[0]).values()):
+                    leaf.grad = view
+
+    def set(self, point: Sequence[torch.Tensor]) -> None:
+        """Copy a point, ``[1, d]`` or ``[d]`` per block, and remove the gradient of the previous one."""
+        for flat, block in zip(self._point, point):
+            flat.copy_(block)
+        if self._gradient is not None:
+            self._gradient.zero_()
+            return
+        for leaf in self._leaves:
+            leaf.grad = None
+
+    def gradient(self) -> torch.Tensor:
+        """Return the gradient that ``backward`` has computed, all blocks concatenated ``[1, d]``."""
+        if self._gradient is not None:
+            return self._gradient.clone()
+        parts = [
+            leaf.new_zeros(leaf.numel()) if leaf.grad is None else leaf.grad.reshape(-1)
+            for leaf in self._leaves
+        ]
+        return torch.cat(parts).unsqueeze(0)
 
 
 #: The backend of ``torch.compile``.
