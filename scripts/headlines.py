@@ -50,7 +50,7 @@ HEADLINES = {
         "papers", "saddle_by_heterogeneity", {"problem.s": 10.0}, label="distance from the saddle"
     ),
     "mnist": Headline("papers", "auc_mnist", label="test AUC on MNIST", low=0.9),
-    "texts": Headline("papers", "auc_texts_long", label="test AUC on SST-2"),
+    "texts": Headline("papers", "auc_texts", label="test AUC on SST-2"),
     "tails": Headline("papers", "heavy_tails_on_a_saddle", label="error under infinite variance"),
     "games": Headline("papers", "affine_games", {"problem.smooth": 0.0}, label="err_D on a rotation"),
     "composition": Headline("papers", "worst_client", label="objective"),
