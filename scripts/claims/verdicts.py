@@ -21,8 +21,8 @@ import pandas as pd
 from claims.entries import GROWS, Claim
 from claims.formulas import formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
-from claims.panels import Panel, taken, task_title, value
-from claims.values import COSTS, figures, mean_cost, middle, more_is_better, scaled, worst
+from claims.panels import Panel, restricted, task_title, value
+from claims.values import COSTS, figures, mean_cost, more_is_better, scaled, scaled_mean, worst
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
@@ -169,7 +169,7 @@ def tasks_of(claim: Claim, panel: Panel) -> list[tuple[str, list[dict[str, Setti
     otherwise there is only one. A missing setting is ``None``.
     """
     along = claim.trend["along"] if claim.trend else None
-    panel = taken(panel, claim.where)
+    panel = restricted(panel, claim.where)
     if along and panel.settings and along not in panel.keys:
         raise ConfigError(
             f"claim {claim.name!r}: a trend along {along} needs tasks that differ in it, got {panel.keys}"
@@ -208,7 +208,7 @@ def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, ri
         ours, theirs = (10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
     else:
         differences = table[0] * (-1 if claim.worse_than_level is not None else 1)
-        ours, theirs = (middle([*side.values()], claim) for side in sides[0])
+        ours, theirs = (scaled_mean([*side.values()], claim) for side in sides[0])
     reached = claim.target is None or any(_reached(step, claim, subject, rival) for step in steps)
     pair = Pair(task, subject, _rival(claim, rival), float(ours), float(theirs), differences.tolist())
     return pair if reached else replace(pair, state=UNREACHED)
