@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from claims.entries import Book, read
 from claims.figures import draw_cell, draw_trend
 from claims.page import panels_of
-from claims.panels import taken
+from claims.panels import restricted
 from mpifed.cli.output import quiet_broken_pipe
 from mpifed.report.comparison import Setting
 
@@ -64,7 +64,7 @@ HEADLINES = {
 def draw(one: Headline, book: Book, path: Path) -> None:
     """Write a figure of 420 by 320 pixels, which can be read on a phone."""
     experiment = book.experiments[one.experiment]
-    panel = taken(panels_of(book, experiment)[0], one.where)
+    panel = restricted(panels_of(book, experiment)[0], one.where)
     if not panel.settings:
         raise SystemExit(
             f"{path.stem}: no results of {one.experiment}: run scripts/reproduce.py --claims first"

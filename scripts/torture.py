@@ -65,14 +65,14 @@ class Torture:
         whole, done, job = self.measure(), 0, 0
         print(f"an uninterrupted run takes {self.length:.1f} s", flush=True)
         while done < self.options.kills:
-            out, job, faults = self.folder / str(job), job + 1, []
-            while done + len(faults) < self.options.kills and newest(out) < self.options.rounds:
-                fault = self.kill(out)
-                if fault is None:
+            out, job, errors = self.folder / str(job), job + 1, []
+            while done + len(errors) < self.options.kills and newest(out) < self.options.rounds:
+                error = self.kill(out)
+                if error is None:
                     break
-                faults.append(fault)
-            lost = len(faults) if self.complete(out, whole) else sum(map(bool, faults))
-            done, self.lost = done + len(faults), self.lost + lost
+                errors.append(error)
+            lost = len(errors) if self.complete(out, whole) else sum(map(bool, errors))
+            done, self.lost = done + len(errors), self.lost + lost
 
     def kill(self, out: Path) -> str | None:
         """Start the job and kill a rank.
@@ -96,14 +96,14 @@ class Torture:
         seconds = time.monotonic() - killed
         for path in left:
             path.unlink(missing_ok=True)
-        fault = self.judge(code, seconds, gone)
+        error = self.judge(code, seconds, gone)
         print(
             f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: "
             f"exit code {code:3d} after "
-            f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}",
+            f"{seconds:.2f} s{': LOST, ' + error if error else ''}",
             flush=True,
         )
-        return fault
+        return error
 
     def judge(self, code: int, seconds: float, gone: bool) -> str:
         """Return the error in the end of a killed run, "" if there is none."""
@@ -119,14 +119,14 @@ class Torture:
         """Run the job to its end; return a description of the error, "" if there is none."""
         code, output = launch.finish(self.start(out)[0], PATIENCE)
         if code:
-            fault = f"the restart failed with exit code {code}:\n{output}"
+            error = f"the restart failed with exit code {code}:\n{output}"
         elif final(out) != whole:
-            fault = "the result differs from the uninterrupted run"
+            error = "the result differs from the uninterrupted run"
         else:
             leftover = list(out.glob("*.tmp.*"))
-            fault = f"partially written files remain: {leftover}" if leftover else ""
-        print(f"  job {out.name} {'LOST: ' + fault if fault else 'has the same result'}", flush=True)
-        return fault
+            error = f"partially written files remain: {leftover}" if leftover else ""
+        print(f"  job {out.name} {'LOST: ' + error if error else 'has the same result'}", flush=True)
+        return error
 
 
 def newest(folder: Path) -> int:

@@ -10,12 +10,12 @@ of the run, which writes all files.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from launching import write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 
@@ -112,8 +112,7 @@ def main() -> None:
             f"{row['end_bytes'] / 1e3:>7,.0f}",
             flush=True,
         )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,16 @@
 
 FedAvg, and Local-SGDA on the saddle, in one process with one thread. The bare loop is the fastest loop over
 clients in plain torch: parameters and gradients are views of flat vectors, ``backward`` adds to the
-gradients, the update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a round are drawn at once. It is
+gradients, the update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a round are sampled at once. It is
 compared with mpifed with ``run.group = 1``, which also loops over clients, and with the default ``auto``.
 
-All of them take turns, so other work on the machine slows neighbouring blocks alike. ``ratio`` is the median
-of the ratios of neighbouring blocks.
+All of them take turns, so other processes slow down neighbouring blocks equally. ``ratio`` is the median of
+the ratios of neighbouring blocks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import floor
 import torch
 import torch.nn.functional as F
-from launching import processor
+from launching import processor, started, write_json
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
@@ -43,7 +42,7 @@ LR = 0.01
 
 @dataclass
 class Images(Minimisation):
-    """Softmax cross entropy of a network on made-up images; like random labels on real ones for the clock."""
+    """Softmax cross entropy of a network on random images and labels."""
 
     model: object
     shape: tuple[int, ...]
@@ -68,7 +67,7 @@ class Images(Minimisation):
 
 @dataclass(frozen=True)
 class Workload:
-    """Local steps, rows of a minibatch, rounds of a block, and what to set ``run.group`` to."""
+    """A problem, its local steps, rows of a minibatch, rounds of a block, and values of ``run.group``."""
 
     problem: object
     steps: int
@@ -97,7 +96,7 @@ WORKLOADS = {
 
 
 def simulation(workload: Workload, group: int | str) -> Simulation:
-    """A simulation past its first rounds, which look for more mistakes than others."""
+    """Return a simulation after its first rounds."""
     saddle = isinstance(workload.problem, Saddle)
     config = Config(
         algorithm=LocalSGDA(q=workload.steps, eta_x=LR, eta_y=LR)
@@ -108,15 +107,11 @@ def simulation(workload: Workload, group: int | str) -> Simulation:
         rounds=1000,
         run={"device": "cpu", "dtype": "float32", "group": group, "reduction": "fused"},
     )
-    made = Simulation.from_settings(config, SerialComm())
-    made.start()
-    for _ in range(2):
-        made.step()
-    return made
+    return started(config, SerialComm())
 
 
 class Bare:
-    """Rounds of the same work in bare torch."""
+    """The same rounds in bare torch."""
 
     def __init__(self, like: Simulation, workload: Workload):
         self.problem, self.steps, self.batch = like.problem, workload.steps, workload.batch
@@ -173,7 +168,7 @@ class Bare:
 
 
 def measure(workload: Workload, seconds: float) -> list[dict]:
-    """A row for each setting of ``run.group``; blocks go on for so long."""
+    """Return a row for each value of ``run.group``, measured for about ``seconds`` seconds."""
     made = {group: simulation(workload, group) for group in workload.groups}
     rounds = {"bare": Bare(made[1], workload).round} | {group: one.step for group, one in made.items()}
     times: dict[int | str, list[float]] = {name: [] for name in rounds}
@@ -196,8 +191,10 @@ def measure(workload: Workload, seconds: float) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=25.0, help="for each workload")
-    parser.add_argument("--json", type=Path, help="file for the rows and the machine")
+    parser.add_argument(
+        "--seconds", type=float, default=25.0, help="duration of the measurement per workload"
+    )
+    parser.add_argument("--json", type=Path, help="output file of the rows and the machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -214,9 +211,8 @@ def main() -> None:
                 flush=True,
             )
             rows.append({"workload": name, **row})
-    if options.json:
-        machine = {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    machine = {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+    write_json(options.json, {"machine": machine, "rows": rows})
 
 
 if __name__ == "__main__":

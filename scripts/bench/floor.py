@@ -22,7 +22,6 @@ then copied through pinned host memory (one rank sends nothing), and a block end
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -30,7 +29,7 @@ import sys
 import time
 from pathlib import Path
 
-from launching import launch, tell
+from launching import launch, send, started, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 
@@ -141,7 +140,6 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
     """Return a simulation after its first rounds, which are slower, and its batch size."""
     from mpifed.config.job import Config
     from mpifed.parallel.world import world
-    from mpifed.simulation.simulation import Simulation
 
     batch_size = 0 if workload == "saddle" else options.batch
     config = Config.from_table(
@@ -159,11 +157,7 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
             },
         }
     )
-    simulation = Simulation.from_settings(config, world())
-    simulation.start()
-    for _ in range(2):
-        simulation.step()
-    return simulation, batch_size
+    return started(config, world()), batch_size
 
 
 def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float], list[float]]:
@@ -257,11 +251,11 @@ def work(options) -> None:
             except (CollectiveError, ConfigError) as error:  # on all ranks: no data, or nothing to compile
                 row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
-                tell(row)
+                send(row)
 
 
 def show(row: dict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     head = f"{row['workload']:<12} {row['method']:<10} {row['ranks']:>5}"
     if "skipped" in row:
         return f"{head}   skipped: {row['skipped']}"
@@ -311,18 +305,13 @@ def main() -> None:
         for row in launch(ranks, __file__, [*sys.argv[1:], "--worker"]):
             rows.append(row)
             print(show(row), flush=True)
-    if options.json:
-        settings = {
-            key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")
-        }
-        machine = {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-        }
-        options.json.write_text(
-            json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=1) + "\n"
-        )
+    settings = {key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")}
+    machine = {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    write_json(options.json, {"settings": settings, "machine": machine, "rows": rows})
 
 
 if __name__ == "__main__":

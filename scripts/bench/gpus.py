@@ -113,7 +113,7 @@ def machine(device: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rehearse", type=int, metavar="N", help="run on the CPU as if there were N GPUs")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    parser.add_argument("--json", type=Path, help="output file of the rows and the machine")
     parser.add_argument("floor", nargs="*", help="arguments of floor.py, after --")
     options = parser.parse_args()
     try:

@@ -10,13 +10,12 @@ rounds of the time of the slowest rank.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from launching import launch, tell
+from launching import launch, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 
@@ -81,7 +80,7 @@ def work(options) -> None:
         prepare(config, comm)
         seconds = seconds_per_round(comm, config, options.seconds)
         if comm.rank == 0:
-            tell({"growing": name, "value": value, "ms": 1e3 * seconds})
+            send({"growing": name, "value": value, "ms": 1e3 * seconds})
 
 
 def draw(rows: list[dict], path: Path) -> None:
@@ -119,8 +118,7 @@ def main() -> None:
             rows.append(row)
             print(f"{row['growing']:>8} {row['value']:>9,} {row['ms']:>12.4g}", flush=True)
     draw(rows, options.out)
-    if options.json:
-        options.json.write_text(json.dumps({"base": BASE, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, {"base": BASE, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Jobs of their own on some ranks of this machine, for the benchmarks: launched, and their results read."""
+"""Functions shared by the benchmarks, e.g. to run a script on several ranks of this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SETTINGS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
     "OMP_NUM_THREADS": "1",
 }
-#: Begins a line of a job's output that holds a result.
+#: Prefix of a line of the output that contains a result.
 MARK = "bench-result "
 
 
 def processor() -> str:
-    """The processor's name with its family and model, which tell generations of one name apart."""
+    """Return the name of the processor, with family and model, because generations can have the same name."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -38,20 +38,20 @@ def processor() -> str:
     return f"{name} (family {family}, model {model}, {vectors})"
 
 
-def tell(result: dict) -> None:
-    """Hand a result to the process that has launched this job; on rank 0."""
+def send(result: dict) -> None:
+    """Send a result to the process that has called :func:`launch`; called on rank 0."""
     print(MARK + json.dumps(result), flush=True)
 
 
 def launch(ranks: int, script: str, arguments: list[str]) -> Iterator[dict]:
-    """The results of a script on ``ranks`` ranks as they come; what else it prints is shown.
+    """Run a script on ``ranks`` ranks and yield its results as they arrive; its other output is printed.
 
-    Ends this process with a sentence where there is no mpirun, or the job fails.
+    Ends this process with an error message if there is no mpirun, or if the job fails.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    bundled = Path(sys.executable).parent / "mpirun"
+    mpirun = str(bundled) if bundled.exists() else shutil.which("mpirun")
     if mpirun is None:
-        sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
+        sys.exit("no mpirun next to the interpreter or on PATH: install an MPI library")
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
     } | SETTINGS
@@ -66,3 +66,20 @@ def launch(ranks: int, script: str, arguments: list[str]) -> Iterator[dict]:
                 print(line, end="")
     if job.returncode:
         sys.exit(f"the job on {ranks} ranks failed with exit code {job.returncode}")
+
+
+def started(config, comm):
+    """Return a simulation after its first two rounds, which are slower because of additional checks."""
+    from mpifed.simulation.simulation import Simulation
+
+    simulation = Simulation.from_settings(config, comm)
+    simulation.start()
+    for _ in range(2):
+        simulation.step()
+    return simulation
+
+
+def write_json(path: Path | None, table) -> None:
+    """Write a table of results, if a path is given."""
+    if path:
+        path.write_text(json.dumps(table, indent=1) + "\n")

@@ -3,7 +3,7 @@
 
 Each row is a separate job with Local-SGDA in float32, in MB.
 
-By default, the problem has one number of data per client. The columns show, for the rank with the largest
+By default, the problem has one data value per client. The columns show, for the rank with the largest
 value: the data of its clients; the increase of its peak memory after setup and after two rounds; and the
 estimate by which ``mpifed.simulation.state`` refuses jobs that do not fit, which includes records and samples
 but not temporary tensors.
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from launching import launch, processor, tell
+from launching import launch, processor, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 from mpifed.core.problem import Minimisation
@@ -106,7 +106,7 @@ def work(problem: dict, batch_size: int, group: int | str, real: bool) -> None:
     processes = np.empty(comm.size, dtype=np.int64)
     comm.allgatherv(np.array([os.getpid()]), processes, [1] * comm.size)
     if comm.rank == 0:
-        tell({"processes": processes.tolist()})
+        send({"processes": processes.tolist()})
     time.sleep(PAUSE)  # in which the memory before the simulation is read
     before = peak()
     simulation = Simulation.from_settings(config, comm)
@@ -125,7 +125,7 @@ def work(problem: dict, batch_size: int, group: int | str, real: bool) -> None:
     guarded = sum(memory_needs(config, simulation.problem, hosted, hosted).values()) / 1e6
     time.sleep(PAUSE)  # in which the last memory is read
     if comm.rank == 0:
-        tell(dict(zip(COLUMNS, [*most.tolist(), guarded])) | {"total": float(total[0])})
+        send(dict(zip(COLUMNS, [*most.tolist(), guarded])) | {"total": float(total[0])})
     comm.barrier()
 
 
@@ -202,8 +202,7 @@ def main() -> None:
             about = {"clients": clients, "d": d, "ranks": ranks}
             rows.append(about | {name: found[name] for name in COLUMNS})
             print(row_text(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

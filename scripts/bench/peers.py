@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""Time of a round of FedAvg in mpifed, in pfl-research and in a bare loop, by turns on the same work:
+"""Time of a round of FedAvg in mpifed, in pfl-research and in a bare loop:
 
     python scripts/bench/peers.py [--ranks 1 2] [--workloads ...] [--json FILE]
 
 mpifed runs with its defaults. `pip install --no-deps -r scripts/bench/peers.txt` installs pfl-research at the
-version that was compared; without it, mpifed is compared with the bare loop. All are called from the same
-processes, one turn each, with one thread per process, and compute the same number of gradients of the same
-network on the same data:
+version that was compared; without it, mpifed is compared with the bare loop. All take turns in the same
+processes, with one thread per process, and compute the same number of gradients of the same network on the
+same data:
 
 * ``bare``: one client after another in plain torch, parameters and gradients as views of flat vectors, and
   one raw ``MPI_Allreduce``.
 * ``pfl``: pfl-research, ``FederatedAveraging`` and ``SimulatedBackend``, with data as torch tensors and its
   processes connected by torch.distributed (gloo).
 
-The table has milliseconds per round (CPU time of one process; wall time of several), medians, and ratios to
-mpifed with quartiles of neighbouring rounds: above 1, mpifed is faster.
+The table shows milliseconds per round (CPU time of one process; wall time of several), medians, and the ratio
+to mpifed in neighbouring turns, median and quartiles: above 1, mpifed is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -32,7 +31,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from launching import launch, processor, tell
+from launching import launch, processor, send, started, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 
@@ -68,13 +67,12 @@ WORKLOADS = {
 
 
 def simulation(work: Work, comm):
-    """mpifed with its defaults; the first two rounds, which look for more mistakes than others, are over."""
+    """Return a simulation by mpifed with its defaults, after the first rounds."""
     from fedavg import Images
 
     from mpifed import Config
     from mpifed.algorithms import FedAvg
     from mpifed.models import MLP, LeNet5, Linear
-    from mpifed.simulation.simulation import Simulation
 
     model = LeNet5() if work.network == "lenet5" else MLP(hidden=work.network) if work.network else Linear()
     config = Config(
@@ -85,15 +83,11 @@ def simulation(work: Work, comm):
         rounds=10**6,
         run={"device": "cpu", "dtype": "float32"},
     )
-    made = Simulation.from_settings(config, comm)
-    made.start()
-    for _ in range(2):
-        made.step()
-    return made
+    return started(config, comm)
 
 
 def module(work: Work):
-    """The same network as a ``torch.nn.Module``."""
+    """Return the same network as a ``torch.nn.Module``."""
     from torch import nn
 
     if work.network == "lenet5":
@@ -107,7 +101,7 @@ def module(work: Work):
 
 
 def bare(work: Work, made, data) -> Callable[[], None]:
-    """Rounds of a bare loop over this rank's clients."""
+    """Return a function that executes a round of a bare loop over this rank's clients."""
     import numpy as np
     import torch
     from fedavg import Bare, Workload
@@ -128,7 +122,7 @@ def bare(work: Work, made, data) -> Callable[[], None]:
 
 
 def pfl(work: Work, made, data) -> Callable[[], None]:
-    """Rounds of pfl-research."""
+    """Return a function that executes a round of pfl-research."""
     import torch
     import torch.nn.functional as F
     from pfl.aggregate.simulate import SimulatedBackend
@@ -169,7 +163,7 @@ def pfl(work: Work, made, data) -> Callable[[], None]:
     return round
 
 
-#: Name → its module, and the function that makes its rounds.
+#: Name → the module that it requires, and the function above.
 PEERS = {"bare": ("torch", bare), "pfl": ("pfl", pfl)}
 
 
@@ -221,7 +215,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--seconds", type=float, default=40.0, help="per workload and number of ranks")
-    parser.add_argument("--json", type=Path, help="file for the rows and the machine")
+    parser.add_argument("--json", type=Path, help="output file of the rows and the machine")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -236,7 +230,7 @@ def main() -> None:
         rows = measure(name, options.seconds)
         if world.rank == 0:
             for row in rows:
-                tell(row)
+                send(row)
         return
     print(f"{processor()}, {os.cpu_count()} cores; ms per round, and ratio to mpifed (quartiles)")
     rows = []
@@ -251,9 +245,8 @@ def main() -> None:
                     flush=True,
                 )
                 rows.append(row)
-    if options.json:
-        machine = {"processor": processor(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    machine = {"processor": processor(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    write_json(options.json, {"machine": machine, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 import time
 
+from mpifed.base.errors import ConfigError
 from mpifed.base.settings import title
 from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tables import read_table
 from mpifed.core.algorithm import local_steps
-from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
+from mpifed.core.oracle import BilevelOracle, CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
@@ -30,6 +31,7 @@ PARTS = {
         (MinimaxOracle, "grad"),
         (OperatorOracle, "operator"),
         *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f")),
+        *((BilevelOracle, name) for name in ("upper_grad", "lower_grad", "lower_products")),
     ],
     "sampling and gathering": [(Sampler, "begin_round"), (Sampler, "samples")],
     "client updates": [(Executor, "run")],
@@ -104,12 +106,14 @@ def main() -> None:
         print(__doc__)
         return
     file, *changes = sys.argv[1:]
-    if "sweep" not in read_table(file):
-        configs = [Config.load(file, changes)]
-    else:
-        configs = [
-            *{type(one.config.algorithm): one.config for one in reversed(variants(file, changes))}.values()
-        ][::-1]
+    try:
+        if "sweep" in read_table(file):
+            runs = reversed(variants(file, changes))
+            configs = [*{type(run.config.algorithm): run.config for run in runs}.values()][::-1]
+        else:
+            configs = [Config.load(file, changes)]
+    except ConfigError as error:
+        sys.exit(f"profile_epoch: {error}")
     for config in configs:
         profile(config)
 

@@ -13,7 +13,6 @@ share of a round that rank 0 spends in the Allreduce, including the wait for slo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from launching import launch, processor, tell
+from launching import launch, processor, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
 
@@ -29,7 +28,7 @@ STRONG, WEAK = 64, 16
 
 
 def measure(clients: int, seconds: float) -> dict:
-    """Median wall time of a round, and the share of communication."""
+    """Return the median wall time of a round, and the share of communication."""
     import torch
     from mpi4py import MPI
     from peers import Work, simulation
@@ -61,8 +60,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--seconds", type=float, default=15.0, help="per line of the table")
-    parser.add_argument("--json", type=Path, help="file for the rows and the machine")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="duration of the measurement per line of the table"
+    )
+    parser.add_argument("--json", type=Path, help="output file of the rows and the machine")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.clients:
@@ -70,7 +71,7 @@ def main() -> None:
 
         row = measure(options.clients, options.seconds)
         if MPI.COMM_WORLD.rank == 0:
-            tell(row)
+            send(row)
         return
     print(f"{processor()}, {os.cpu_count()} cores")
     print(f"{'scaling':<8} {'ranks':>5} {'clients':>7} {'ms':>10} {'efficiency':>10} {'communication':>13}")
@@ -91,9 +92,8 @@ def main() -> None:
                 f"{row['communication']:>12.1%}",
                 flush=True,
             )
-    if options.json:
-        machine = {"processor": processor(), "cores": os.cpu_count()}
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    machine = {"processor": processor(), "cores": os.cpu_count()}
+    write_json(options.json, {"machine": machine, "rows": rows})
 
 
 if __name__ == "__main__":

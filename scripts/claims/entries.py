@@ -187,8 +187,10 @@ def read(path: str | Path) -> Book:
         raise ConfigError(f"two claims are called {twice!r}: expected different names")
     experiments = {name: _experiment(name, one, folder) for name, one in table.get("experiment", {}).items()}
     for one in claims:
-        experiments.setdefault(one.job, _shown(one, folder))
-    papers = {_key(key, f"[paper.{key}]"): one["title"] for key, one in table.get("paper", {}).items()}
+        experiments.setdefault(one.job, _default_experiment(one, folder))
+    papers = {
+        _expect_reference(key, f"[paper.{key}]"): one["title"] for key, one in table.get("paper", {}).items()
+    }
     page = table.get("page", "experiments")
     if page not in PAGES:
         raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
@@ -197,9 +199,9 @@ def read(path: str | Path) -> Book:
 
 def _claim(table: dict, number: int, folder: Path) -> Claim:
     what = f"claim {table.get('name', number)!r}"
-    claim = _built(Claim, table, what)
-    _key(claim.paper, what)
-    _job(claim.job, folder, what)
+    claim = _from_table(Claim, table, what)
+    _expect_reference(claim.paper, what)
+    _expect_job(claim.job, folder, what)
     for key, options in (("statistic", STATISTICS), ("scale", SCALES)):
         if getattr(claim, key) not in options:
             raise ConfigError(
@@ -246,15 +248,15 @@ def _is_trend(trend: Mapping[str, str]) -> bool:
 
 def _experiment(name: str, table: dict, folder: Path) -> Experiment:
     what = f"[experiment.{name}]"
-    _job(name, folder, what)
-    one = _built(Experiment, {"name": name, "title": title(folder / f"{name}.toml")} | table, what)
-    _key(one.source, what)
+    _expect_job(name, folder, what)
+    one = _from_table(Experiment, {"name": name, "title": title(folder / f"{name}.toml")} | table, what)
+    _expect_reference(one.source, what)
     if one.searches not in (1, 2):
         raise ConfigError(f"{what}: expected searches = 1 or 2, got {one.searches}")
     return one
 
 
-def _shown(claim: Claim, folder: Path) -> Experiment:
+def _default_experiment(claim: Claim, folder: Path) -> Experiment:
     return Experiment(claim.job, claim.paper, title(folder / f"{claim.job}.toml"), claim.metric)
 
 
@@ -264,7 +266,7 @@ def title(path: Path) -> str:
         return file.readline().removeprefix("#").strip().rstrip(".")
 
 
-def _built(kind, table: dict, what: str):
+def _from_table(kind, table: dict, what: str):
     """Create a Claim or an Experiment from a table.
 
     Raises:
@@ -278,14 +280,14 @@ def _built(kind, table: dict, what: str):
         needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         if needed and key not in table:
             raise ConfigError(f"{what}: expected {key!r}, which is missing")
-        if key in table and not _is(table[key], str(one.type)):
+        if key in table and not _has_type(table[key], str(one.type)):
             raise ConfigError(
                 f"{what}: expected {key} = {one.type}, got {json.dumps(table[key], default=str)}"
             )
     return kind(**table)
 
 
-def _is(value, kind: str) -> bool:
+def _has_type(value, kind: str) -> bool:
     """Return whether a value of TOML has the type of an annotation."""
     if kind.startswith("Sequence"):
         return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
@@ -298,7 +300,7 @@ def _is(value, kind: str) -> bool:
     return isinstance(value, bool if kind == "bool" else str)
 
 
-def _key(key: str, what: str) -> str:
+def _expect_reference(key: str, what: str) -> str:
     """Return ``key`` if references.bib contains it."""
     text = Path(mpifed.__file__).with_name("references.bib").read_text()
     known = [line.partition("{")[2].rstrip(",") for line in text.splitlines() if line.startswith("@")]
@@ -307,7 +309,7 @@ def _key(key: str, what: str) -> str:
     return key
 
 
-def _job(name: str, folder: Path, what: str) -> None:
+def _expect_job(name: str, folder: Path, what: str) -> None:
     if not (folder / f"{name}.toml").is_file():
         jobs = [path.stem for path in folder.glob("*.toml") if not path.stem.startswith("claims")]
         raise ConfigError(f"{what}: no job file {name}.toml in {folder}: {suggest(name, jobs)}")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from claims.entries import Claim, Experiment
 from claims.formulas import formula
-from claims.panels import Panel, taken, task_title, value
+from claims.panels import Panel, restricted, task_title, value
 from claims.values import figures
 from claims.verdicts import tasks_of
 from mpifed.report.comparison import Setting
@@ -23,7 +23,7 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
     A method has the same colour in all plots. Titles contain only the settings in which the tasks differ.
     """
     panels = [one for one in panels if one.settings]
-    panels = [one for one in (taken(one, experiment.drawn) for one in panels) if one.settings] or panels
+    panels = [one for one in (restricted(one, experiment.drawn) for one in panels) if one.settings] or panels
     chosen = {one.name: one.best(experiment.metric) for one in panels}
     tasks = list(dict.fromkeys(task for own in chosen.values() for task in own))
     differing = [key for key, values in enumerate(zip(*tasks)) if len({*values}) > 1]

@@ -16,7 +16,7 @@ from claims import stored
 from claims.entries import PAGES, Book, Claim, Experiment
 from claims.figures import draw, draw_trends
 from claims.panels import SECOND, Panel, read_panel, task_title
-from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, all_of, is_improving, judge, verdict
+from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, is_improving, judge, judge_by_worst, verdict
 from mpifed.report.comparison import Rule, Setting
 
 STATISTICS = {
@@ -47,7 +47,7 @@ class Judged:
             groups: dict[tuple, list[Pair]] = {}
             for pair in judgement.pairs:
                 groups.setdefault((pair.task, pair.subject), []).append(pair)
-            rows += [(name, all_of(own).deciding, outcome(own)) for own in groups.values()]
+            rows += [(name, judge_by_worst(own).deciding, outcome(own)) for own in groups.values()]
         return rows
 
     def search_noise(self, pair: Pair) -> str:
@@ -172,7 +172,7 @@ def store(book: Book, one: Experiment) -> None:
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
-    """Write the book's page ``PAGE.md`` and its figures ``papers/NAME.png`` to a folder.
+    """Write the book's page ``PAGE.md``, and the figures of its experiments to the folder in :data:`PAGES`.
 
     The figure of an experiment shows the metric against the rounds, or, if claims are about a trend, the
     claimed value against the setting.

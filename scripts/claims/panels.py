@@ -168,7 +168,7 @@ def matches(setting: Setting, method: str) -> bool:
     )
 
 
-def taken(panel: Panel, where: Mapping[str, Any]) -> Panel:
+def restricted(panel: Panel, where: Mapping[str, Any]) -> Panel:
     """Return the panel with only those runs that have these values; a list allows several values."""
 
     def suits(one: Setting) -> bool:

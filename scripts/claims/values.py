@@ -78,10 +78,11 @@ def mean_cost(setting: Setting, claim: Claim) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def _longer(run: RunData, claim: Claim) -> float:
+def _cost_after_last(run: RunData, claim: Claim) -> float:
     """Return the cost at the evaluation after the last evaluation of the run."""
-    taken = run.metric_rounds
-    return 2 * _cost(run, claim, taken[-1]) - _cost(run, claim, taken[max(len(taken) - 2, 0)])
+    evaluated = run.metric_rounds
+    last, previous = (_cost(run, claim, evaluated[at]) for at in (-1, max(len(evaluated) - 2, 0)))
+    return 2 * last - previous
 
 
 def worst(settings: Iterable[Setting], claim: Claim) -> float:
@@ -92,7 +93,7 @@ def worst(settings: Iterable[Setting], claim: Claim) -> float:
     """
     runs = [run for one in settings for run in one.runs]
     if claim.statistic in COSTS:
-        return max(_longer(run, claim) for run in runs)
+        return max(_cost_after_last(run, claim) for run in runs)
     if claim.statistic == "slope":
         found = np.array([0.0, *(_figure(run, claim) for run in runs)])
     else:
@@ -119,7 +120,7 @@ def scaled(figure: float, claim: Claim) -> float:
     return math.log10(figure)
 
 
-def middle(figures: Sequence[float], claim: Claim) -> float:
+def scaled_mean(figures: Sequence[float], claim: Claim) -> float:
     """Return the mean in the scale of the claim: the geometric mean if that is logarithmic."""
     mean = float(np.mean([scaled(one, claim) for one in figures]))
     return 10**mean if claim.scale == "log" else mean

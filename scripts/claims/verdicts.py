@@ -21,8 +21,8 @@ import pandas as pd
 from claims.entries import GROWS, Claim
 from claims.formulas import formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
-from claims.panels import Panel, taken, task_title, value
-from claims.values import COSTS, figures, mean_cost, middle, more_is_better, scaled, worst
+from claims.panels import Panel, restricted, task_title, value
+from claims.values import COSTS, figures, mean_cost, more_is_better, scaled, scaled_mean, worst
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
@@ -132,10 +132,10 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
             for subject in claim.subjects
             for rival in claim.than or [""]
         ]
-    pairs = decided(pairs, claim)
+    pairs = with_states(pairs, claim)
     if panel.missing:
         return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
-    return _combine(pairs, claim) if pairs else Judgement(NOT_RUN)
+    return _judge_pairs(pairs, claim) if pairs else Judgement(NOT_RUN)
 
 
 def is_improving(claim: Claim, panel: Panel) -> bool:
@@ -169,7 +169,7 @@ def tasks_of(claim: Claim, panel: Panel) -> list[tuple[str, list[dict[str, Setti
     otherwise there is only one. A missing setting is ``None``.
     """
     along = claim.trend["along"] if claim.trend else None
-    panel = taken(panel, claim.where)
+    panel = restricted(panel, claim.where)
     if along and panel.settings and along not in panel.keys:
         raise ConfigError(
             f"claim {claim.name!r}: a trend along {along} needs tasks that differ in it, got {panel.keys}"
@@ -208,7 +208,7 @@ def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, ri
         ours, theirs = (10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
     else:
         differences = table[0] * (-1 if claim.worse_than_level is not None else 1)
-        ours, theirs = (middle([*side.values()], claim) for side in sides[0])
+        ours, theirs = (scaled_mean([*side.values()], claim) for side in sides[0])
     reached = claim.target is None or any(_reached(step, claim, subject, rival) for step in steps)
     pair = Pair(task, subject, _rival(claim, rival), float(ours), float(theirs), differences.tolist())
     return pair if reached else replace(pair, state=UNREACHED)
@@ -233,11 +233,11 @@ def _exponents(
     return (sign * found.mean(), law), found - sign * law
 
 
-def decided(pairs: Sequence[Pair], claim: Claim) -> list[Pair]:
+def with_states(pairs: Sequence[Pair], claim: Claim) -> list[Pair]:
     """Return the pairs with their states, by p-values adjusted for all pairs."""
     counted = [one for one in pairs if one.state != UNREACHED]
-    ahead = _adjusted([_one_of(one, claim) for one in counted])
-    tied = _adjusted([_equal(one, claim) for one in counted])
+    ahead = _adjusted([_p_apart(one, claim) for one in counted])
+    tied = _adjusted([_p_tie(one, claim) for one in counted])
     states = {id(one): _state(one, claim, *both) for one, *both in zip(counted, ahead, tied)}
     return [replace(one, **states.get(id(one), {"state": UNDECIDED})) for one in pairs]
 
@@ -249,12 +249,12 @@ def _threshold(pair: Pair, claim: Claim) -> float:
     return -claim.margin if claim.law else claim.margin
 
 
-def _one_of(pair: Pair, claim: Claim) -> float:
+def _p_apart(pair: Pair, claim: Claim) -> float:
     """Return the p-value, two-sided, of a difference other than the threshold."""
     return min(1.0, 2 * min(p_values(pair.differences, _threshold(pair, claim))))
 
 
-def _equal(pair: Pair, claim: Claim) -> float:
+def _p_tie(pair: Pair, claim: Claim) -> float:
     """Return the p-value of a tie, or of an exponent that equals the formula's: two one-sided tests."""
     within = claim.margin if claim.law == "equal" else 0 if claim.law else claim.equal_within
     if not within:
@@ -330,17 +330,17 @@ def _rival(claim: Claim, rival: str) -> str:
     return rival or ("" if claim.level is None else "level")
 
 
-def _combine(pairs: Sequence[Pair], claim: Claim) -> Judgement:
+def _judge_pairs(pairs: Sequence[Pair], claim: Claim) -> Judgement:
     """Combine all pairs. If one of several methods suffices, the one for which most pairs hold counts."""
     if claim.all:
-        return combined(pairs, universal=claim.than_bound is not None)
+        return _judge_all(pairs, universal=claim.than_bound is not None)
     order = (HOLDS, PARTLY, TIE, UNDECIDED, FAILS)
-    each = [combined([one for one in pairs if one.subject == name]) for name in claim.subjects]
+    each = [_judge_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
     first = min(each, key=lambda one: order.index(one.state))
     return Judgement(first.state, pairs, first.deciding)
 
 
-def combined(pairs: Sequence[Pair], universal: bool = False) -> Judgement:
+def _judge_all(pairs: Sequence[Pair], universal: bool = False) -> Judgement:
     """Return the judgement of pairs that all should hold.
 
     It is partly true if all pairs of a method and a rival hold, or of a task if there are only one method and
@@ -351,7 +351,7 @@ def combined(pairs: Sequence[Pair], universal: bool = False) -> Judgement:
         return Judgement(HOLDS, pairs, _weakest(pairs))
     if any(held) and not universal:
         return Judgement(PARTLY, pairs, _weakest([one for one in pairs if one.state != HOLDS]))
-    return all_of(pairs)
+    return judge_by_worst(pairs)
 
 
 def _groups(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
@@ -369,11 +369,11 @@ def by_rival(pairs: Sequence[Pair]) -> str:
     """Return the states of the groups of pairs as text, in the order holds, tie, not decided, fails."""
     found: dict[str, list[str]] = {}
     for name, own in _groups(pairs).items():
-        found.setdefault(all_of(own).state, []).append(name)
+        found.setdefault(judge_by_worst(own).state, []).append(name)
     return "; ".join(f"{state}: {', '.join(found[state])}" for state in ORDER[::-1] if state in found)
 
 
-def all_of(pairs: Sequence[Pair]) -> Judgement:
+def judge_by_worst(pairs: Sequence[Pair]) -> Judgement:
     """Return the judgement by the worst state of the pairs."""
     worst_state = min((one.state for one in pairs), key=ORDER.index)
     return Judgement(worst_state, pairs, _weakest([one for one in pairs if one.state == worst_state]))
