@@ -24,7 +24,7 @@ from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
 from claims.page import _settled, outcome, sections, write
 from claims.panels import matches, task_title
-from claims.values import figures, worst
+from claims.values import values_by_seed, worst
 from claims.verdicts import is_improving, judge, verdict
 from mpifed.base.errors import ConfigError
 
@@ -220,9 +220,11 @@ def test_the_round_of_a_target_is_interpolated_between_evaluations():
     """From 1 to 0.01 in ten rounds, 0.1 is reached in the middle of the log axis."""
     it = claim(statistic="rounds_to", target=0.1)
     for curve, at in (([1, 0.01], 5), ([1, 0.1], 10), ([0.1, 0.01], 1), ([1, 0.5, 0.3, 0.05], 27)):
-        assert figures(panel(planted("New", 0, curve)).settings[0], it) == {0: at}
+        assert values_by_seed(panel(planted("New", 0, curve)).settings[0], it) == {0: at}
     rising = panel(planted("New", 0, [0.5, 0.6, 1.0], maximised=True)).settings[0]
-    assert figures(rising, claim(statistic="rounds_to", target=0.7)) == {0: 13}  # a quarter of 10 to 20
+    assert values_by_seed(rising, claim(statistic="rounds_to", target=0.7)) == {
+        0: 13
+    }  # a quarter of 10 to 20
 
 
 def test_noise_decides_nothing_and_the_seeds_needed_are_those_of_the_planted_law():
@@ -357,9 +359,11 @@ def test_rounds_calls_and_bytes_to_a_target():
     it = claim(statistic="rounds_to", target=0.2)
     for statistic, cost in (("rounds_to", 16), ("calls_to", 32), ("bytes_to", 112)):
         it = claim(statistic=statistic, target=0.2)
-        assert figures(one.settings[0], it) == {0: cost}
+        assert values_by_seed(one.settings[0], it) == {0: cost}
         # Four evaluations of the run, and another ten rounds.
-        assert math.isnan(figures(one.settings[1], it)[0]) and worst(one.settings, it) == cost / 16 * 40
+        assert (
+            math.isnan(values_by_seed(one.settings[1], it)[0]) and worst(one.settings, it) == cost / 16 * 40
+        )
 
 
 def test_a_grid_counts_with_the_setting_that_reaches_a_target_first():
@@ -381,9 +385,9 @@ def test_a_target_that_none_reaches_decides_nothing_and_one_that_a_side_reaches_
 def test_slopes_means_and_bests():
     falling, rising = [1, 0.1, 0.01], [0.01, 0.1, 1]
     one = panel(planted("New", 0, falling), planted("Old", 0, rising)).settings
-    assert figures(one[0], claim(statistic="slope"))[0] == pytest.approx(-0.1)  # log10 per ten rounds
-    assert figures(one[0], claim(statistic="mean"))[0] == pytest.approx(0.37)
-    assert figures(one[1], claim(statistic="best"))[0] == 0.01
+    assert values_by_seed(one[0], claim(statistic="slope"))[0] == pytest.approx(-0.1)  # log10 per ten rounds
+    assert values_by_seed(one[0], claim(statistic="mean"))[0] == pytest.approx(0.37)
+    assert values_by_seed(one[1], claim(statistic="best"))[0] == 0.01
 
 
 def test_levels_and_failures_to_converge():

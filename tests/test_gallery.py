@@ -66,8 +66,8 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
     listed = [study.space.name for study in search.studies]
     fitting = {method for method in ALGORITHMS if solves(method, table)} - (OPTIONAL - {*listed})
     assert set(listed) == fitting and len(listed) == len(fitting), (
-        f"jobs/gallery/{problem}.toml lacks {sorted(fitting - set(listed))}, has beside what solves its "
-        f"problem {sorted(set(listed) - fitting)}"
+        f"jobs/gallery/{problem}.toml lacks {sorted(fitting - set(listed))} and has methods that cannot "
+        f"solve its problem: {sorted(set(listed) - fitting)}"
     )
     assert table["problem"]["name"] == problem and search.out == Path("runs/gallery", problem)
 

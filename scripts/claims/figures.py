@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from claims.entries import Claim, Experiment
 from claims.formulas import formula
 from claims.panels import Panel, restricted, task_title, value
-from claims.values import figures
+from claims.values import values_by_seed
 from claims.verdicts import tasks_of
 from mpifed.report.comparison import Setting
 from mpifed.report.figures import AXES, draw_bound, draw_setting, scales, set_scale, with_finite_counts
@@ -71,7 +71,7 @@ def draw_trend(cell, claim: Claim, panel: Panel) -> None:
     for task, steps in tasks_of(claim, panel):
         along = [value(step[claim.subjects[0]], claim.trend["along"]) for step in steps]
         for method in (*claim.subjects, *claim.than):
-            found = [[*figures(step[method], claim).values()] for step in steps]
+            found = [[*values_by_seed(step[method], claim).values()] for step in steps]
             mean = np.array([10 ** np.mean(np.log10(one)) for one in found])
             spread = np.abs(np.array([[min(one), max(one)] for one in found]).T - mean)
             line = cell.errorbar(along, mean, spread, marker=".", capsize=2, lw=1, label=f"{method} {task}")

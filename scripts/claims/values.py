@@ -19,7 +19,7 @@ from mpifed.storage.results import RunData
 COSTS = dict(zip(("rounds_to", "calls_to", "bytes_to"), AXES))
 
 
-def figures(setting: Setting, claim: Claim) -> dict[int, float]:
+def values_by_seed(setting: Setting, claim: Claim) -> dict[int, float]:
     """Return the claim's value by seed; NaN for a run that diverged or did not reach the target.
 
     Raises:
@@ -74,7 +74,7 @@ def _cost(run: RunData, claim: Claim, at: int) -> float:
 
 def mean_cost(setting: Setting, claim: Claim) -> float:
     """Return the mean cost over the runs, infinite if a run does not reach the target."""
-    found = np.mean([*figures(setting, claim).values()]).item()
+    found = np.mean([*values_by_seed(setting, claim).values()]).item()
     return found if math.isfinite(found) else math.inf
 
 

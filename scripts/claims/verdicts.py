@@ -22,7 +22,7 @@ from claims.entries import GROWS, Claim
 from claims.formulas import formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
 from claims.panels import Panel, restricted, task_title, value
-from claims.values import COSTS, figures, mean_cost, more_is_better, scaled, scaled_mean, worst
+from claims.values import COSTS, mean_cost, more_is_better, scaled, scaled_mean, values_by_seed, worst
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
@@ -289,9 +289,9 @@ def _adjusted(p: Sequence[float]) -> list[float]:
 def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) -> list[dict[int, float]]:
     """Return the values of both sides by seed; :func:`claims.values.worst` replaces missing values."""
     least = worst(step.values(), claim)
-    ours = _filled(figures(step[subject], claim), least)
+    ours = _filled(values_by_seed(step[subject], claim), least)
     if rival:
-        return [ours, _filled(figures(step[rival], claim), least)]
+        return [ours, _filled(values_by_seed(step[rival], claim), least)]
     level = claim.level
     if claim.than_bound is not None:
         level = step[subject].bound(claim.metric)
@@ -320,7 +320,10 @@ def _leads(claim: Claim, step: Mapping[str, Setting], *sides: Mapping[int, float
 def _reached(step: Mapping[str, Setting], claim: Claim, subject: str, rival: str) -> bool:
     """Return whether any run of the two methods has reached the target."""
     return any(
-        math.isfinite(one) for name in (subject, rival) if name for one in figures(step[name], claim).values()
+        math.isfinite(one)
+        for name in (subject, rival)
+        if name
+        for one in values_by_seed(step[name], claim).values()
     )
 
 
