@@ -13,21 +13,11 @@ import sys
 import textwrap
 import traceback
 from types import TracebackType
-from typing import Any
 
 __all__ = [
-    "LINE",
-    "LOG",
-    "PHASES",
-    "escape_mathtext",
-    "info",
-    "print_error",
-    "print_traceback",
-    "progress_bar",
-    "escape_control",
-    "warning",
-    "wrap_on_terminal",
-]
+    "LINE", "LOG", "PHASES", "escape_mathtext", "info", "print_error", "print_traceback", "progress_bar",
+    "escape_control", "warning", "wrap_on_terminal",
+]  # fmt: skip
 
 LOG = logging.getLogger("mpifed")
 LOG.addHandler(logging.NullHandler())
@@ -70,19 +60,15 @@ def escape_mathtext(text: str) -> str:
 
 
 def wrap_on_terminal(text: str) -> str:
-    """Break the lines of a message between words if standard error is a terminal; not indented lines."""
+    """Wrap the lines of a message, except indented ones, if standard error is a terminal."""
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns
-    options: dict[str, Any] = {
-        "break_long_words": False,
-        "break_on_hyphens": False,
-        "replace_whitespace": False,
-    }
-    lines = text.split("\n")
+    wrapper = textwrap.TextWrapper(
+        width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
     return "\n".join(
-        line if len(line) <= width or line[:1].isspace() else textwrap.fill(line, width, **options)
-        for line in lines
+        line if len(line) <= width or line[:1].isspace() else wrapper.fill(line) for line in text.split("\n")
     )
 
 

@@ -31,30 +31,10 @@ from typing_extensions import TypeAliasType
 from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, user_frames
 
 __all__ = [
-    "Options",
-    "Preset",
-    "Section",
-    "Strict",
-    "as_table",
-    "build",
-    "choice",
-    "declared",
-    "default_of",
-    "explain",
-    "explain_record",
-    "file_name",
-    "join_names",
-    "flatten",
-    "hyperparameters",
-    "json_schema",
-    "preset_of",
-    "problem_settings",
-    "places_of",
-    "sections_of",
-    "settings_of",
-    "suggest",
-    "title",
-]
+    "Options", "Preset", "Section", "Strict", "as_table", "build", "choice", "declared", "default_of",
+    "explain", "explain_record", "file_name", "join_names", "flatten", "hyperparameters", "json_schema",
+    "preset_of", "problem_settings", "places_of", "sections_of", "settings_of", "suggest", "title",
+]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
 _MISSING = {"missing", "missing_argument"}
@@ -316,10 +296,10 @@ def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str])
     """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
     hint = suggest(str(key), options)
     if places:
-        outside = {
-            place: ", outside the sections" for place in places if what != "a job file" and "." not in place
-        }
-        found = (f"{place!r}{outside.get(place, '')}" for place in places[:MAX_PLACES])
+        found = [
+            f"{place!r}{'' if what == 'a job file' or '.' in place else ', outside the sections'}"
+            for place in places[:MAX_PLACES]
+        ]
         hint = f"did you mean {' or '.join(found)}?"
     return f"{what} has no setting {short_repr(key)}: {hint}"
 
@@ -327,9 +307,9 @@ def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str])
 def join_names(names: Iterable[str]) -> str:
     """Join names by commas for a message. A long list is shortened to its first names."""
     names = list(names)
-    return ", ".join(
-        names if len(names) <= MAX_OPTIONS else [*names[: MAX_OPTIONS // 3], "... (see `mpifed list`)"]
-    )
+    if len(names) > MAX_OPTIONS:
+        names = [*names[: MAX_OPTIONS // 3], "... (see `mpifed list`)"]
+    return ", ".join(names)
 
 
 def build(
@@ -353,28 +333,23 @@ def build(
             "or with @mpifed.hyperparameters (@mpifed.problem_settings), which validates the settings"
         )
     known = _names(cls)
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ConfigError(
-            join_lines(
-                unknown, lambda key: _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
-            )
-        )
+
+    def sentence(key) -> str:
+        return _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
+
+    if unknown := [key for key in settings if key not in known]:
+        raise ConfigError(join_lines(unknown, sentence))
     fixed: dict[str, Any]
     settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
         return _validator(settings_class).validate_python(settings | fixed)
     except ValidationError as error:
         errors = error.errors()
-        missing = any(error["type"] in _MISSING for error in errors) and settings_class.__module__.startswith(
-            "mpifed."
-        )
-        hint = (
-            f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
-            if missing
-            else ""
-        )
-        raise ConfigError(explain(errors, what) + hint) from None
+        text = explain(errors, what)
+        is_missing = any(error["type"] in _MISSING for error in errors)
+        if is_missing and settings_class.__module__.startswith("mpifed."):
+            text += f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
+        raise ConfigError(text) from None
 
 
 @functools.cache
@@ -418,7 +393,7 @@ def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, 
 
 
 def file_name(text: str) -> str:
-    """Validate the name of a file or folder."""
+    """Validate the name of a folder."""
     if not text.strip():
         raise ValueError(f"expected the name of a folder, got {short_repr(text)}: is a shell variable unset?")
     if "\0" in text:
@@ -457,11 +432,11 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     return "\n".join(filter(None, [f"{where}: {message}" if where else message, frames]))
 
 
-def _number_in(text: str) -> float | None:
-    """Return the finite number that a text contains, or ``None``."""
+def _finite(value: str | float) -> float | None:
+    """Return a number, or the number in a text, as a float; ``None`` if it is not finite or no number."""
     try:
-        number = float(text)
-    except ValueError:
+        number = float(value)
+    except (OverflowError, ValueError):  # an integer beyond all floats, or a text without a number
         return None
     return number if math.isfinite(number) else None
 
@@ -471,12 +446,12 @@ def _hint(error) -> str:
     value, error_type = error["input"], error["type"]
     if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
-    number = _number_in(value) if isinstance(value, str) else float(value)
+    number = _finite(value)
     if number is None:
         return ""
     if number.is_integer() and abs(number) < 2**53:
         return f": write {int(number)}"
-    return f": write {number!r}" if error_type == "float_type" and math.isfinite(number) else ""
+    return f": write {number!r}" if error_type == "float_type" else ""
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -514,7 +489,10 @@ class Options:
             return value
         value = _as_python(value)
         if self.number and isinstance(value, int | float) and not isinstance(value, bool):
-            return self.number(_finite(value, self.noun))
+            number = _finite(value)
+            if number is None or number < 0:
+                raise ValueError(f"expected a finite number >= 0 or a {self.noun}, got {short_repr(value)}")
+            return self.number(number)
         settings = dict(value) if isinstance(value, dict) else {"name": value}
         name = settings.pop("name", None)
         if isinstance(name, str) and name in self.classes:
@@ -529,7 +507,7 @@ class Options:
             message = (
                 f"expected {numbers}the name of a {self.noun} or a table with a name, got {short_repr(value)}"
             )
-        if self.number and isinstance(value, str) and (number := _number_in(value)) is not None:
+        if self.number and isinstance(value, str) and (number := _finite(value)) is not None:
             raise ValueError(f"expected a number or a {self.noun}, got {short_repr(value)}: write {number:g}")
         options = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
         user = f'; user-defined: "./file.py:Name", {self.user.expected}' if self.user else ""
@@ -599,16 +577,6 @@ class _Generator(GenerateJsonSchema):
 def json_schema(cls: Any) -> dict[str, Any]:
     """Return the JSON schema of a section of a job file or of a class of settings."""
     return _validator(getattr(cls, "cls", cls)).json_schema(schema_generator=_Generator)
-
-
-def _finite(value: float, noun: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond all floats
-        number = math.inf
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"expected a finite number >= 0 or a {noun}, got {short_repr(value)}")
-    return number
 
 
 def default_of(field: dataclasses.Field | FieldInfo):

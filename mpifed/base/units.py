@@ -18,15 +18,9 @@ from pydantic_core import core_schema
 from mpifed.base.errors import short_repr, truncate
 
 __all__ = [
-    "GRADIENT_RATE",
-    "RATE",
-    "TIME",
-    "BytesPerSecond",
-    "Dimension",
-    "GradientsPerSecond",
-    "Seconds",
+    "GRADIENT_RATE", "RATE", "TIME", "BytesPerSecond", "Dimension", "GradientsPerSecond", "Seconds",
     "convert",
-]
+]  # fmt: skip
 
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3}
 _TIMES |= dict.fromkeys(("s", "sec", "second", "seconds"), 1)
@@ -77,11 +71,7 @@ class Dimension:
 
 TIME = Dimension("a time", "seconds", "2h", _TIMES, ("ns", "us", "µs", "ms", "s", "min", "h", "d"))
 RATE = Dimension(
-    "a rate",
-    "bytes/second",
-    "10MB/s",
-    _RATES,
-    ("B/s", "kB/s", "MB/s", "GB/s", "kbit/s", "Mbit/s", "Gbit/s"),
+    "a rate", "bytes/second", "10MB/s", _RATES, ("B/s", "kB/s", "MB/s", "GB/s", "kbit/s", "Mbit/s", "Gbit/s")
 )
 GRADIENT_RATE = Dimension("a rate", "gradients/second", "500/s", _GRADIENT_RATES, ("/s", "/ms", "/min"))
 
