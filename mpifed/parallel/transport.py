@@ -102,11 +102,13 @@ class Transport:
         self.seconds += time.perf_counter() - start
         self.wire_bytes += wire_bytes
 
-    def _count_sum(self, start: float, nbytes: int) -> None:
-        self.count(start, 2 * nbytes if self.comm.size > 1 else 0)
+    def _sum_bytes(self, nbytes: int) -> int:
+        """Return the number of bytes that this rank sends and receives to sum ``nbytes``."""
+        return 2 * nbytes if self.comm.size > 1 else 0
 
-    def _count_bcast(self, start: float, nbytes: int) -> None:
-        self.count(start, nbytes * (1 if self.comm.rank else self.comm.size - 1))
+    def _bcast_bytes(self, nbytes: int) -> int:
+        """Return the number of bytes that this rank sends or receives to broadcast ``nbytes``."""
+        return nbytes * (1 if self.comm.rank else self.comm.size - 1)
 
     @contextlib.contextmanager
     def queued(self):
@@ -171,7 +173,7 @@ class Host(Transport):
         start, array = time.perf_counter(), host.numpy()
         array[-1] = control
         self.comm.allreduce_(array)
-        self._count_sum(start, array.nbytes)
+        self.count(start, self._sum_bytes(array.nbytes))
         if self.copies:
             self.checksum = float(array.sum()) if array.nbytes <= CHECKED else None
             with self.queued():
@@ -183,7 +185,7 @@ class Host(Transport):
         host = self._on_host(tensor, send=root)
         start = time.perf_counter()
         self.comm.bcast_(host.numpy())
-        self._count_bcast(start, host.nbytes)
+        self.count(start, self._bcast_bytes(host.nbytes))
         if self.copies and not root:
             with self.queued():
                 tensor.copy_(host, non_blocking=True)
@@ -252,7 +254,7 @@ class _Direct(Transport):
         controls, self.checksum = torch.stack([tensor[-1], tensor.sum()]).tolist()
         self.comm.calling = ""
         self.waited()
-        self._count_sum(time.perf_counter(), tensor.nbytes)
+        self.wire_bytes += self._sum_bytes(tensor.nbytes)
         return controls
 
     def bcast_(self, tensor):
@@ -261,7 +263,7 @@ class _Direct(Transport):
         wait_for(self.device)  # here, so that the watchdog names the call if it hangs
         self.comm.calling = ""
         self.waited()
-        self._count_bcast(time.perf_counter(), tensor.nbytes)
+        self.wire_bytes += self._bcast_bytes(tensor.nbytes)
 
     def _allreduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the ranks and count the time."""
@@ -281,15 +283,15 @@ class CudaMpi(_Direct):
     name = "cuda-mpi"
 
     def _allreduce(self, tensor):
-        wait_for(self.device)
-        start = time.perf_counter()
-        self.comm.allreduce_(tensor)
-        self.count(start, 0)
+        self._timed(self.comm.allreduce_, tensor)
 
     def _bcast(self, tensor):
+        self._timed(self.comm.bcast_, tensor)
+
+    def _timed(self, collective, tensor) -> None:
         wait_for(self.device)
         start = time.perf_counter()
-        self.comm.bcast_(tensor)
+        collective(tensor)
         self.count(start, 0)
 
 
