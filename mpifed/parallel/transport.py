@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from mpifed.base.log import warning
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import gpu_id, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.placement import Placement
@@ -425,7 +425,8 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
     mine = [gpu_id(device), dist.is_available() and dist.is_nccl_available()]
     comm.allgatherv(np.array(mine, dtype=np.int64), rows, [2] * comm.size)
     gpus, built = rows[::2].tolist(), bool(rows[1::2].all())
-    raise_if_any(comm, _unsuitable(wanted, gpus, built, exact))
+    if reason := _unsuitable(wanted, gpus, built, exact):
+        raise CollectiveError(reason)
     if wanted == "auto" and comm.size == 1:
         return SingleRank(comm, device)
     if wanted == "shm" or (wanted == "auto" and not any(gpus)):
@@ -447,17 +448,16 @@ def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:
     if wanted == "auto" and not 1 < len(nodes.firsts) <= comm.size:
         return Host(comm, device)
     if not nodes.firsts:
-        raise_if_any(
-            comm,
+        raise CollectiveError(
             "run.transport = 'shm' needs ranks that are numbered node by node, got another order: set "
-            "run.transport = 'auto' or 'host', or start with mpirun --map-by slot",
+            "run.transport = 'auto' or 'host', or start with mpirun --map-by slot"
         )
     try:
         return Shm(comm, device)
     except CollectiveError as refusal:
         error = f"the ranks of a node cannot share memory: {refusal}"
-    remedy = "set run.transport = 'auto' or 'host'"
-    raise_if_any(comm, f"run.transport = 'shm': {error}; {remedy}" if wanted == "shm" else None)
+    if wanted == "shm":
+        raise CollectiveError(f"run.transport = 'shm': {error}; set run.transport = 'auto' or 'host'")
     if comm.rank == 0:
         warning(f"messages are sent by MPI: {error}")
     return Host(comm, device)

@@ -125,15 +125,16 @@ class Callbacks:
         self._recorder.gather()
         stops: list[str] = []
         with collective_errors(self._comm, ValueError):
-            if self._comm.rank == 0:
-                for callback in self._callbacks:
-                    if method := getattr(callback, name, None):
-                        title = type(callback).__name__
-                        event = self._event(
-                            metrics, stopped, lambda r, by=title: stops.append(_sentence(by, r))
-                        )
-                        with user_code_errors(f"{title}.{name}", event.round):
-                            _call(method, event)
+            for callback in self._callbacks if self._comm.rank == 0 else ():
+                if method := getattr(callback, name, None):
+                    title = type(callback).__name__
+
+                    def stop(reason: str, title=title) -> None:
+                        stops.append(f"stopped by {title}: {reason}".removesuffix(": "))
+
+                    event = self._event(metrics, stopped, stop)
+                    with user_code_errors(f"{title}.{name}", event.round):
+                        _call(method, event)
         sentence = broadcast_text(self._comm, "; ".join(stops))
         return End("callback", sentence) if sentence else None
 
@@ -153,10 +154,6 @@ class Callbacks:
             {block: lambda block=block: read(block) for block in simulation.blocks},
             stop,
         )
-
-
-def _sentence(callback: str, reason: str) -> str:
-    return f"stopped by {callback}: {reason}" if reason else f"stopped by {callback}"
 
 
 def _call(method: Callable[[Event], object], event: Event) -> None:

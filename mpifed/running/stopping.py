@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from mpifed.base.log import warning
-from mpifed.base.settings import suggest
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.running.recorder import is_better
+from mpifed.running.recorder import expect_metric, is_better
 from mpifed.storage.results import End
 
 __all__ = ["StopRule"]
@@ -88,7 +87,7 @@ class StopRule:
             if self.comm.rank == 0 and history["round"]:
                 state[0], metric = history["round"][-1], self.stop.metric
                 if metric is not None:
-                    self._expect_metric([name for name in history if name != "round"])
+                    expect_metric("stop.metric", metric, [name for name in history if name != "round"])
                     state[1] = not all(map(math.isnan, history[metric]))
                     for r, value in zip(history["round"], history[metric]):
                         self._count(value, r, metric in maximised)
@@ -109,7 +108,7 @@ class StopRule:
         stop, state, best = self.stop, np.zeros(4, dtype=np.int64), np.zeros(1)
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
-                self._expect_metric(metrics)
+                expect_metric("stop.metric", stop.metric, metrics)
                 value = metrics[stop.metric]
                 self._count(value, r, stop.metric in maximised)
                 state[:] = not math.isnan(value), self._is_reached(value), self._waited, self._best_round
@@ -142,8 +141,3 @@ class StopRule:
             self._best, self._best_round, self._waited = value, r, 0
         elif not math.isnan(self._best):
             self._waited += 1
-
-    def _expect_metric(self, names: Collection[str]) -> None:
-        if self.stop.metric not in names:
-            options = suggest(self.stop.metric, names)
-            raise ValueError(f"stop.metric = {self.stop.metric!r} is not a metric of this problem: {options}")

@@ -83,8 +83,8 @@ class Watchdog:
 
         Args:
             round: number of completed rounds.
-            then: type of the next work, "round", "evaluation", "checkpoint" or "callbacks". Each type has
-                its own limit.
+            next_work: type of the next work: "round", "evaluation", "checkpoint" or "callbacks". Each type
+                has its own limit.
             expected: expected duration of the next work in seconds, used the first time.
         """
         present, worked = time.monotonic(), time.process_time()
