@@ -40,21 +40,21 @@ def padded(size: int) -> int:
 
 
 def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
-    """Add ``parts``, ``[width]`` each, in the order of a plan of ``tree.program``, and divide by ``total``.
+    """Add ``parts``, ``[width]`` each, in the order of a plan, and divide by ``total``.
 
     Works on one block of columns at a time, so that intermediate values stay in the cache.
 
     Args:
-        sums: the plan.
+        sums: the plan, see ``tree.plan_one_by_one``.
         outs: ``[width]`` each, for its final values.
     """
     adds, left = sums
     width, dtype = len(outs[0]), outs[0].dtype
     step, places = max(1, BLOCK // dtype.itemsize), -min((out for out, _, _ in adds), default=0)
-    between = np.empty((places, min(step, width)), dtype)
+    scratch = np.empty((places, min(step, width)), dtype)
     for start in range(0, width, step):
         columns = slice(start, min(start + step, width))
-        values = [part[columns] for part in parts] + list(between[:, : columns.stop - start])
+        values = [part[columns] for part in parts] + list(scratch[:, : columns.stop - start])
         for value, out in zip(left, outs):
             if value < 0:
                 values[value] = out[columns]
@@ -234,7 +234,7 @@ class SharedExchange(Exchange):
         self.result, self._rows = lead[0, :size], lead[1:]
         leaders = nodes.leaders
         self._leaders = leaders and MessageExchange(leaders, self._rows, self.result, self._count_bytes)
-        self._between: dict[Sums, Sums] = {}
+        self._node_sums: dict[Sums, Sums] = {}
 
     def _count_bytes(self, start: float, nbytes: int) -> None:
         self._count(time.perf_counter(), nbytes)  # `finish` counts the time
@@ -279,6 +279,6 @@ class SharedExchange(Exchange):
 
     def _of_nodes(self, sums: Sums) -> Sums:
         """Return the partial sums of the nodes."""
-        if sums not in self._between:
-            self._between = {sums: sums.between(self._nodes.firsts)}
-        return self._between[sums]
+        if sums not in self._node_sums:
+            self._node_sums = {sums: sums.between(self._nodes.firsts)}
+        return self._node_sums[sums]

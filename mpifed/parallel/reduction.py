@@ -65,12 +65,12 @@ class _Reduction:
             hosted: number of clients on this rank. If it is 1, the client's row is the sum.
         """
         first, on_cpu = sums[0], sums[0].device.type == "cpu"
-        self._lone = hosted == capacity == 1
-        self.rows = first.view(1, -1) if self._lone else first.new_zeros(max(capacity, 1), len(first))
+        self._one_client = hosted == capacity == 1
+        self.rows = first.view(1, -1) if self._one_client else first.new_zeros(max(capacity, 1), len(first))
         self._sums: list[Any] = [one.numpy() for one in sums] if on_cpu else sums
         self._rows: Any = self.rows.numpy() if on_cpu else self.rows
-        self._between = self._rows[:0]
-        self._plus: Callable[..., Any] = np.add if on_cpu else torch.add
+        self._scratch = self._rows[:0]
+        self._add_arrays: Callable[..., Any] = np.add if on_cpu else torch.add
 
     def begin(self, cohort: Cohort) -> None:
         """Start a sum over ``cohort``."""
@@ -80,7 +80,7 @@ class _Reduction:
         """Return whether all elements of the mean are finite."""
         raise NotImplementedError
 
-    def _weigh(self, members: slice) -> None:
+    def _apply_weights(self, members: slice) -> None:
         """Multiply the rows of a group by their weights."""
         weights = self._cohort.local_weights
         if weights is not None:
@@ -90,38 +90,38 @@ class _Reduction:
     @_silently
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, the first rows of ``rows``, which may change."""
-        self._weigh(members)
-        if self._lone:
+        self._apply_weights(members)
+        if self._one_client:
             return
         count, size = members.stop - members.start, len(self._sums[0])
         levels, pushed = self._cohort.tree.steps(members)
         step = max(2**13, BLOCK // self.mean.itemsize // count)
-        between = self._room(sum(one for one in levels if type(one) is int), min(step, size))
+        scratch = self._workspace(sum(one for one in levels if type(one) is int), min(step, size))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
-            rows = self._levelled(levels, self._rows[:count, columns], between[:, : columns.stop - start])
+            rows = self._add_levels(levels, self._rows[:count, columns], scratch[:, : columns.stop - start])
             self._carry(pushed, rows, [one[columns] for one in self._sums])
 
-    def _room(self, count: int, width: int):
+    def _workspace(self, count: int, width: int):
         """Return memory for sums of pairs, ``[count, width]``, which is reused to avoid page faults."""
-        if len(self._between) < count or self._between.shape[1] != width:
-            room = self.rows.new_empty(count, width)
-            self._between = room.numpy() if self._plus is np.add else room
-        return self._between
+        if len(self._scratch) < count or self._scratch.shape[1] != width:
+            memory = self.rows.new_empty(count, width)
+            self._scratch = memory.numpy() if self._add_arrays is np.add else memory
+        return self._scratch
 
-    def _levelled(self, levels, rows, between):
+    def _add_levels(self, levels, rows, scratch):
         """Add ``rows`` to each other; return the rows with the sums."""
         used = 0
         for pairs in levels:
             if type(pairs) is int:
-                sums = between[used : used + pairs]
-                self._plus(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
+                sums = scratch[used : used + pairs]
+                self._add_arrays(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
                 rows, used = sums, used + pairs
             elif isinstance(pairs[0], slice):
-                self._plus(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
+                self._add_arrays(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
             else:
                 left, right = pairs
-                if self._plus is torch.add:
+                if self._add_arrays is torch.add:
                     left, right = (to_device(one, rows.device) for one in pairs)
                 rows[left] = rows[left] + rows[right]
         return rows
@@ -131,9 +131,9 @@ class _Reduction:
         for place, held, joined in pushed:
             value = rows[place]
             for number in range(held - 1, held - joined, -1):
-                self._plus(value, sums[number], out=value)
+                self._add_arrays(value, sums[number], out=value)
             if joined:
-                self._plus(sums[held - joined], value, out=sums[held - joined])
+                self._add_arrays(sums[held - joined], value, out=sums[held - joined])
             else:
                 sums[held][...] = value
 
@@ -160,9 +160,9 @@ class FusedReduction(_Reduction):
         """
         if not len(self._cohort.local):
             self._sums[0][...] = 0
-        elif not self._lone:
+        elif not self._one_client:
             for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
-                self._plus(self._sums[0], other, out=self._sums[0])
+                self._add_arrays(self._sums[0], other, out=self._sums[0])
         return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
     def mean_is_finite(self) -> bool:

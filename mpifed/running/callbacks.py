@@ -107,11 +107,8 @@ class Callbacks:
     ):
         self._callbacks, self._simulation, self._recorder = callbacks, simulation, recorder
         self._comm, self._folder = comm, folder
-        present = np.array(
-            [any(hasattr(callback, name) for callback in callbacks) for name in METHODS], dtype=np.int64
-        )
-        comm.bcast_(present)
-        self.methods = frozenset(name for name, found in zip(METHODS, present) if found)
+        present = [name for name in METHODS if any(hasattr(callback, name) for callback in callbacks)]
+        self.methods = frozenset(broadcast_text(comm, " ".join(present)).split())
 
     def call(self, name: str, metrics: Mapping[str, float], stopped: str) -> End | None:
         """Call the method ``name``, one of :attr:`methods`, of all callbacks that have it. Collective.

@@ -105,30 +105,30 @@ class StopRule:
         Raises:
             CollectiveError: the metric does not exist.
         """
-        stop, state, best = self.stop, np.zeros(4, dtype=np.int64), np.zeros(1)
+        stop, state = self.stop, np.zeros(5)
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
                 expect_metric("stop.metric", stop.metric, metrics)
                 value = metrics[stop.metric]
                 self._count(value, r, stop.metric in maximised)
-                state[:] = not math.isnan(value), self._is_reached(value), self._waited, self._best_round
-                best[0] = self._best
+                finite, reached = not math.isnan(value), self._is_reached(value)
+                state[:] = finite, reached, self._waited, self._best_round, self._best
         self.comm.bcast_(state)
-        self.comm.bcast_(best)
-        if stop.metric is not None and not state[0] and not self._warned:
+        finite, reached, waited, best_round, best = state.tolist()
+        if stop.metric is not None and not finite and not self._warned:
             self._warned = True
             if self.comm.rank == 0:
                 warning(f"stop.metric = {stop.metric!r} is nan after round {r}: it cannot end the run")
-        self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(state[0])
-        if state[1]:
+        self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(finite)
+        if reached:
             bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
             return End("target", f"{stop.metric} is {bound}")
-        if stop.patience is None or state[2] < stop.patience:
+        if stop.patience is None or waited < stop.patience:
             return None
         return End(
             "patience",
-            f"{stop.metric} has not improved in {stop.patience} evaluation(s) since {best[0]:.6g} after "
-            f"round {state[3]}",
+            f"{stop.metric} has not improved in {stop.patience} evaluation(s) since {best:.6g} after "
+            f"round {best_round:.0f}",
         )
 
     def _is_reached(self, value: float) -> bool:

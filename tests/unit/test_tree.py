@@ -12,7 +12,7 @@ from trees import average_by_definition, average_on_ranks
 from mpifed.parallel import exchange, transport
 from mpifed.parallel.exchange import MessageExchange
 from mpifed.parallel.placement import Cohort, Placement
-from mpifed.parallel.tree import Sums, Tree, max_partial_sums, program
+from mpifed.parallel.tree import Sums, Tree, max_partial_sums, plan_one_by_one
 
 RNG = np.random.default_rng(5)
 
@@ -74,7 +74,7 @@ def test_sums_within_and_between_nodes_give_the_root(nodes):
 
 
 def evaluate(plan, parts):
-    """The final values of a plan of ``tree.program``."""
+    """The final values of a plan of ``tree.plan_one_by_one``."""
     additions, final = plan
     values = dict(enumerate(parts))
     for out, left, right in additions:
@@ -85,7 +85,7 @@ def evaluate(plan, parts):
 def test_fused_sums_add_ranks_in_order_first_within_nodes():
     assert Sums.of_ranks((0, 4)).all[0] == [(-1, 0, 1), (-1, -1, 2), (-1, -1, 3)]
     assert Sums.of_ranks((0, 2, 4)).all[0] == [(-1, 0, 1), (-2, 2, 3), (-1, -1, -2)]
-    assert program(np.array([64, 64]), np.array([True])) == ([], [0])
+    assert plan_one_by_one(np.array([64, 64]), np.array([True])) == ([], [0])
 
 
 @pytest.mark.parametrize("first, last", [(0, 1), (0, 64), (0, 10_000), (5, 5), (1, 128), (313, 2500), (7, 9)])
