@@ -31,9 +31,9 @@ INTERVAL, LINE = 10.0, 110
 #: control characters except for newlines and tabs, undecodable bytes that some terminals interpret like
 #: control characters, and marks of writing direction.
 _RANGES = (
-    *((0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0)),
-    *((0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A)),
-)
+    (0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0),
+    (0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A),
+)  # fmt: skip
 _CONTROL = {
     code: f"\\u{code:04x}"
     for start, stop in _RANGES

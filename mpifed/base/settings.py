@@ -272,9 +272,12 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
             if name not in known and (name == word or (" " in word and word in (field.description or ""))):
                 direct.append(prefix + name)
             if section in ("", place):
-                choices = [options.classes for options in _options_in(field.annotation)]
-                names = [name for classes in choices for name, cls in classes.items() if word in _names(cls)]
-                nested += [f'{prefix}{name}={{ name = "{option}", {word} = ... }}' for option in names]
+                nested += [
+                    f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
+                    for options in _options_in(field.annotation)
+                    for option, cls in options.classes.items()
+                    if word in _names(cls)
+                ]
     return nested + direct if section else direct + nested
 
 

@@ -27,8 +27,8 @@ _TIMES |= dict.fromkeys(("s", "sec", "second", "seconds"), 1)
 _TIMES |= dict.fromkeys(("min", "m", "minute", "minutes"), 60)
 _TIMES |= dict.fromkeys(("h", "hour", "hours"), 3600)
 _TIMES |= dict.fromkeys(("d", "day", "days"), 86400)
-_DECIMAL = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_PREFIXES = _DECIMAL | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SIZES = {
     prefix + unit: factor * size
     for prefix, factor in _PREFIXES.items()

@@ -163,9 +163,8 @@ def deterministic(on: bool) -> Iterator[None]:
         yield
         return
     mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
-    variables, cudnn = {name: os.environ.get(name) for name in _VARIABLES}, torch.backends.cudnn
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)
+    unset, cudnn = [name for name in _VARIABLES if name not in os.environ], torch.backends.cudnn
+    os.environ.update({name: _VARIABLES[name] for name in unset})
     _use_deterministic(2)
     torch.set_float32_matmul_precision("highest")
     try:
@@ -177,7 +176,7 @@ def deterministic(on: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(precision)
         _use_deterministic(mode)
-        for name in [name for name, value in variables.items() if value is None]:
+        for name in unset:
             os.environ.pop(name, None)
 
 

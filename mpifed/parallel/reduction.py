@@ -31,7 +31,7 @@ from mpifed.core.numerics import all_finite
 from mpifed.parallel.devices import wait_for
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
-from mpifed.parallel.tree import Sums
+from mpifed.parallel.tree import PartialSums
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
@@ -146,7 +146,7 @@ class FusedReduction(_Reduction):
         self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
         others = own.new_zeros(placement.max_partial_sums(self._rank, self._rank + 1) - 1, size)
         self._make([own, *others], capacity, placement.counts[self._rank])
-        self._of_ranks = Sums.of_ranks(transport.nodes)
+        self._of_ranks = PartialSums.of_ranks(transport.nodes)
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
@@ -161,7 +161,7 @@ class FusedReduction(_Reduction):
         if not len(self._cohort.local):
             self._sums[0][...] = 0
         elif not self._one_client:
-            for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
+            for other in self._sums[1 : self._cohort.tree.sums.counts[self._rank]]:
                 self._add_arrays(self._sums[0], other, out=self._sums[0])
         return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
@@ -188,7 +188,7 @@ class ExactReduction(_Reduction):
         sums, transport = self._cohort.tree.sums, self._transport
         if self.mean is self._result:
             return self._exchange.finish(sums, self._cohort.total, control)
-        own = slice(0, sums.partials[self._rank])
+        own = slice(0, sums.counts[self._rank])
         with transport.queued():
             self._host[own].copy_(self._slots[own], non_blocking=True)
         wait_for(transport.device)  # earlier copies from this memory are done, too

@@ -216,7 +216,7 @@ class Shm(Host):
 
     def __init__(self, comm: SerialComm, device: torch.device):
         super().__init__(comm, device)
-        self._nodes, self._warned = Nodes.of(comm), False
+        self._nodes, self._warned = Nodes.from_comm(comm), False
         self.nodes = self._nodes.firsts
         share_memory(comm, self._nodes.node, 1)
 
@@ -444,7 +444,7 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
 
 def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:
     """Return :class:`Shm`; with "auto", :class:`Host` if no ranks share a node or memory cannot be shared."""
-    nodes = Nodes.of(comm)
+    nodes = Nodes.from_comm(comm)
     if wanted == "auto" and not 1 < len(nodes.firsts) <= comm.size:
         return Host(comm, device)
     if not nodes.firsts:

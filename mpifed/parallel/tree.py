@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Sums", "Tree", "max_partial_sums"]
+__all__ = ["PartialSums", "Tree", "max_partial_sums"]
 
 #: The gap before the first and after the last member: higher than every node.
 TOP = 64
@@ -100,20 +100,20 @@ def plan_one_by_one(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[in
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class PartialSums:
     """The partial sums of all ranks, and the order in which they are added.
 
     Attributes:
-        partials: number of partial sums per rank.
+        counts: number of partial sums per rank.
         gaps: ``[partial sums + 1]``, the gaps between neighbours; the lowest is added first.
     """
 
-    partials: tuple[int, ...]
+    counts: tuple[int, ...]
     gaps: np.ndarray
     _within: dict[tuple[int, int], tuple] = field(default_factory=dict)
 
     @classmethod
-    def of_ranks(cls, nodes: Sequence[int]) -> Sums:
+    def of_ranks(cls, nodes: Sequence[int]) -> PartialSums:
         """Return one partial sum per rank, added in rank order, first within each node.
 
         Args:
@@ -124,7 +124,7 @@ class Sums:
         return cls((1,) * ranks, np.array([2 * ranks, *gaps, 2 * ranks]))
 
     @classmethod
-    def of_groups(cls, gaps: np.ndarray, counts: np.ndarray) -> Sums:
+    def of_groups(cls, gaps: np.ndarray, counts: np.ndarray) -> PartialSums:
         """Return the partial sums that remain when each rank or node has added what it can of its own rows.
 
         Args:
@@ -141,20 +141,20 @@ class Sums:
     @property
     def all(self) -> tuple:
         """The plan of all additions, see :func:`plan_one_by_one`."""
-        return self.within(0, len(self.partials))
+        return self.within(0, len(self.counts))
 
     def within(self, first: int, last: int) -> tuple:
         """Return the plan of all additions among the ranks ``first .. last - 1``."""
         if (first, last) not in self._within:
-            start, stop = sum(self.partials[:first]), sum(self.partials[:last])
+            start, stop = sum(self.counts[:first]), sum(self.counts[:last])
             adds = plan_one_by_one(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
             self._within[first, last] = adds
         return self._within[first, last]
 
-    def between(self, nodes: Sequence[int]) -> Sums:
+    def between(self, nodes: Sequence[int]) -> PartialSums:
         """Return the partial sums of the nodes; ``nodes`` as for :meth:`of_ranks`."""
-        counts = [sum(self.partials[first:last]) for first, last in zip(nodes, nodes[1:])]
-        return Sums.of_groups(self.gaps, np.array(counts))
+        counts = [sum(self.counts[first:last]) for first, last in zip(nodes, nodes[1:])]
+        return PartialSums.of_groups(self.gaps, np.array(counts))
 
 
 class Tree:
@@ -169,8 +169,8 @@ class Tree:
 
     def __init__(self, members: np.ndarray, counts: np.ndarray, rank: int):
         self._gaps = gaps_of(members)
-        self.sums = Sums.of_groups(self._gaps, counts)
-        self._first = int(sum(counts[:rank]))
+        self.sums = PartialSums.of_groups(self._gaps, counts)
+        self._first = int(counts[:rank].sum())
         self._stacks: dict[int, list[int]] = {0: []}
         self._steps: dict[tuple[int, int], tuple] = {}
 

@@ -134,18 +134,18 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
             ]
     outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
     for number, variant in enumerate(runs, 1):
+        outcome.done += 1
         if variant.name in done:
             outcome.before += 1
-        else:
+            continue
+        if comm.rank == 0:
+            info(f"run {number} of {len(runs)}: {variant.name}")
+        try:
+            run(variant.config, comm)
+        except NonFiniteError as error:
+            outcome.diverged += 1
             if comm.rank == 0:
-                info(f"run {number} of {len(runs)}: {variant.name}")
-            try:
-                run(variant.config, comm)
-            except NonFiniteError as error:
-                outcome.diverged += 1
-                if comm.rank == 0:
-                    info(f"{variant.name}: {error}")
-        outcome.done += 1
+                info(f"{variant.name}: {error}")
     return outcome
 
 
