@@ -38,7 +38,7 @@ __all__ = [
 
 #: pydantic's types of the error that a required setting is missing.
 _MISSING = {"missing", "missing_argument"}
-#: Maximum number of options that a message lists; of a longer list it has only this number of similar ones.
+#: Maximum number of options that a message lists, and of similar options that it lists if there are more.
 MAX_OPTIONS, MAX_CLOSE = 30, 5
 #: Maximum number of places of a setting that a message lists.
 MAX_PLACES = 3

@@ -25,7 +25,8 @@ CHUNK = 2**24
 SMALL = 2**15
 #: Bytes of each partial sum that are added at a time, so that intermediate values stay in the cache.
 BLOCK = 2**17
-#: Bytes before the partial sums in a rank's shared memory, for its control value and the sum of them.
+#: Bytes before the partial sums in a rank's shared memory: its control value and, on the first rank of a node
+#: of several, the sum of all control values.
 HEAD = 64
 
 #: Arrays of equal length, or a two-dimensional array.
@@ -46,7 +47,7 @@ def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
 
     Args:
         sums: the plan, see ``tree.plan_one_by_one``.
-        outs: ``[width]`` each, for its final values.
+        outs: arrays for the final values of the plan, ``[width]`` each.
     """
     adds, left = sums
     width, dtype = len(outs[0]), outs[0].dtype

@@ -58,19 +58,19 @@ class _Reduction:
     rows: torch.Tensor
     mean: torch.Tensor
 
-    def _make(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
+    def _allocate(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
         """Create the buffers of a group and store ``sums``, ``[size]`` each, the memory of partial sums.
 
         Args:
             hosted: number of clients on this rank. If it is 1, the client's row is the sum.
         """
-        first, on_cpu = sums[0], sums[0].device.type == "cpu"
+        first, self._on_cpu = sums[0], sums[0].device.type == "cpu"
         self._one_client = hosted == capacity == 1
         self.rows = first.view(1, -1) if self._one_client else first.new_zeros(max(capacity, 1), len(first))
-        self._sums: list[Any] = [one.numpy() for one in sums] if on_cpu else sums
-        self._rows: Any = self.rows.numpy() if on_cpu else self.rows
+        self._sums: list[Any] = [one.numpy() for one in sums] if self._on_cpu else sums
+        self._rows: Any = self.rows.numpy() if self._on_cpu else self.rows
         self._scratch = self._rows[:0]
-        self._add_arrays: Callable[..., Any] = np.add if on_cpu else torch.add
+        self._add_arrays: Callable[..., Any] = np.add if self._on_cpu else torch.add
 
     def begin(self, cohort: Cohort) -> None:
         """Start a sum over ``cohort``."""
@@ -106,7 +106,7 @@ class _Reduction:
         """Return memory for sums of pairs, ``[count, width]``, which is reused to avoid page faults."""
         if len(self._scratch) < count or self._scratch.shape[1] != width:
             memory = self.rows.new_empty(count, width)
-            self._scratch = memory.numpy() if self._add_arrays is np.add else memory
+            self._scratch = memory.numpy() if self._on_cpu else memory
         return self._scratch
 
     def _add_levels(self, levels, rows, scratch):
@@ -121,7 +121,7 @@ class _Reduction:
                 self._add_arrays(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
             else:
                 left, right = pairs
-                if self._add_arrays is torch.add:
+                if not self._on_cpu:
                     left, right = (to_device(one, rows.device) for one in pairs)
                 rows[left] = rows[left] + rows[right]
         return rows
@@ -145,7 +145,7 @@ class FusedReduction(_Reduction):
         self._exchange, self._rank = transport.fused_exchange(size, dtype), transport.comm.rank
         self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
         others = own.new_zeros(placement.max_partial_sums(self._rank, self._rank + 1) - 1, size)
-        self._make([own, *others], capacity, placement.counts[self._rank])
+        self._allocate([own, *others], capacity, placement.counts[self._rank])
         self._of_ranks = PartialSums.of_ranks(transport.nodes)
 
     @_silently
@@ -180,7 +180,7 @@ class ExactReduction(_Reduction):
         self._transport = transport
         self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
         self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
-        self._make(list(self._slots), capacity, placement.counts[self._rank])
+        self._allocate(list(self._slots), capacity, placement.counts[self._rank])
 
     @_silently
     def finish(self, control: float = 0.0) -> float:

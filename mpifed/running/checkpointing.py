@@ -28,7 +28,7 @@ from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
 __all__ = ["CheckpointManager", "Snapshot", "announce", "state_bytes", "expect_state", "writer_version"]
 
 #: The results file contains the whole history. To bound the cost of writing it again and again, a history of
-#: more than ``LONG`` bytes must have grown by the share ``GROWTH`` since the last time.
+#: more than ``LONG`` bytes must have grown by the fraction ``GROWTH`` since the last time.
 LONG, GROWTH = 2**18, 1 / 32
 
 

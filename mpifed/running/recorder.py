@@ -35,7 +35,7 @@ __all__ = ["Best", "Recorder", "expect_metric", "is_better", "versions"]
 
 #: Whether a column is summed over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
-#: The column with the same values on all ranks.
+#: Index of the column whose values are the same on all ranks.
 _CLOCK = COSTS.index("federated_seconds")
 #: Maximum number of bytes of recorded iterates on rank 0.
 MEMORY = 4 * 2**30

@@ -33,7 +33,8 @@ __all__ = ["Result", "broadcast", "from_files", "load"]
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Maximum number of metrics, the costs, and the size of the curve in pixels that are shown.
+#: Shown in the text and the HTML: at most this number of metrics, these costs, and a curve of this size in
+#: pixels.
 MAX_METRICS = 12
 SHOWN_COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
 WIDTH, HEIGHT = 320, 80

@@ -36,7 +36,7 @@ class StopRule:
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
         self.signalled = self.checkpoint_due = self._out_of_time = False
         self.evaluated = -1
-        self._metric_was_finite = self._warned = False  # about the metric
+        self._metric_was_finite = self._warned = False  # warned that the metric is NaN
         self._best, self._best_round, self._waited = math.nan, 0, 0  # on rank 0, for patience
 
     def contribution(self, signalled: bool, elapsed: Callable[[], float], checkpoint_due: bool) -> float:

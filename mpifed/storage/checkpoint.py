@@ -146,7 +146,7 @@ def newest(
 
     Returns:
         The path (``None`` if there is no valid checkpoint), the header, the whole arrays, and one line per
-        newer file that is damaged or foreign.
+        newer file that is damaged or does not have the expected content.
     """
     errors = []
     for path in reversed(checkpoints(folder)):
