@@ -51,9 +51,8 @@ def digest_of_path(path_text: str) -> str | None:
     """
     path = Path(path_text)
     try:
-        if path.is_dir():
-            return _digest(path_text, tuple(_file_state(path / name) for name in relative_names(path)))
-        return _digest(path_text, (_file_state(path),))
+        files = [path / name for name in relative_names(path)] if path.is_dir() else [path]
+        return _digest(path_text, tuple(map(_file_state, files)))
     except (OSError, EOFError, ValueError, lzma.LZMAError):  # missing, damaged, or not a path
         return None
 

@@ -13,19 +13,9 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "ConfigError",
-    "ContractError",
-    "PluginError",
-    "user_code_errors",
-    "truncate",
-    "join_lines",
-    "short_repr",
-    "message_of",
-    "hint",
-    "is_out_of_memory",
-    "user_frames",
-    "requested_memory",
-]
+    "ConfigError", "ContractError", "PluginError", "user_code_errors", "truncate", "join_lines", "short_repr",
+    "message_of", "hint", "is_out_of_memory", "user_frames", "requested_memory",
+]  # fmt: skip
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()

@@ -13,21 +13,11 @@ import sys
 import textwrap
 import traceback
 from types import TracebackType
-from typing import Any
 
 __all__ = [
-    "LINE",
-    "LOG",
-    "PHASES",
-    "escape_mathtext",
-    "info",
-    "print_error",
-    "print_traceback",
-    "progress_bar",
-    "escape_control",
-    "warning",
-    "wrap_on_terminal",
-]
+    "LINE", "LOG", "PHASES", "escape_mathtext", "info", "print_error", "print_traceback", "progress_bar",
+    "escape_control", "warning", "wrap_on_terminal",
+]  # fmt: skip
 
 LOG = logging.getLogger("mpifed")
 LOG.addHandler(logging.NullHandler())
@@ -41,9 +31,9 @@ INTERVAL, LINE = 10.0, 110
 #: control characters except for newlines and tabs, undecodable bytes that some terminals interpret like
 #: control characters, and marks of writing direction.
 _RANGES = (
-    *((0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0)),
-    *((0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A)),
-)
+    (0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0),
+    (0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A),
+)  # fmt: skip
 _CONTROL = {
     code: f"\\u{code:04x}"
     for start, stop in _RANGES
@@ -70,19 +60,15 @@ def escape_mathtext(text: str) -> str:
 
 
 def wrap_on_terminal(text: str) -> str:
-    """Break the lines of a message between words if standard error is a terminal; not indented lines."""
+    """Wrap the lines of a message, except indented ones, if standard error is a terminal."""
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns
-    options: dict[str, Any] = {
-        "break_long_words": False,
-        "break_on_hyphens": False,
-        "replace_whitespace": False,
-    }
-    lines = text.split("\n")
+    wrapper = textwrap.TextWrapper(
+        width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
     return "\n".join(
-        line if len(line) <= width or line[:1].isspace() else textwrap.fill(line, width, **options)
-        for line in lines
+        line if len(line) <= width or line[:1].isspace() else wrapper.fill(line) for line in text.split("\n")
     )
 
 

@@ -42,21 +42,10 @@ from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
 from mpifed.base.settings import suggest
 
 __all__ = [
-    "Plugin",
-    "UserObject",
-    "call_user_code",
-    "digest_of",
-    "digest_on_disk",
-    "expect_code_allowed",
-    "is_instance",
-    "is_user_defined",
-    "load_object",
-    "origin_of",
-    "plugin_of",
-    "plugins_of",
-    "refused_code",
+    "Plugin", "UserObject", "call_user_code", "digest_of", "digest_on_disk", "expect_code_allowed",
+    "is_instance", "is_user_defined", "load_object", "origin_of", "plugin_of", "plugins_of", "refused_code",
     "short_names",
-]
+]  # fmt: skip
 
 #: Name of a module loaded from a file → digest of the source that was executed.
 _loaded: dict[str, str] = {}
@@ -126,11 +115,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     places = {name: name.rpartition(":")[::2] for name in names}
     short = {}
     for name, (place, end) in places.items():
-        others = {
-            _parts(there)
-            for there, other in places.values()
-            if (other, there) != (end, place) and other == end
-        }
+        others = {_parts(there) for there, other in places.values() if other == end and there != place}
         parts = _parts(place)
         tails = (parts[-count:] for count in range(1, len(parts)))
         tail = next((one for one in tails if all(other[-len(one) :] != one for other in others)), parts)
@@ -141,7 +126,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _parts(place: str) -> tuple[str, ...]:
-    """The words of the path of a file or the name of a module, without the suffix of a file."""
+    """Return the parts of the path of a file, without its suffix, or of the name of a module."""
     return tuple(filter(None, re.split(r"[/.]", place.removesuffix(".py"))))
 
 
@@ -364,8 +349,24 @@ class UserObject:
 
     @classmethod
     def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
-        """Raise a :class:`ConfigError` if the class or function does not accept these settings."""
-        _expect_arguments(given, settings, what)
+        """Raise a :class:`ConfigError` if the class or function does not accept these settings, or if a job
+        file cannot contain them."""
+        try:
+            json.dumps(settings)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{what}: expected settings that a job file can contain, {error}") from None
+        try:
+            parameters = inspect.signature(given).parameters.values()
+        except (TypeError, ValueError):  # not written in Python
+            return
+        keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = {parameter.name: parameter for parameter in parameters if parameter.kind in keyword}
+        wrong = [key for key in settings if key not in named]
+        if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            raise ConfigError(f"{what} has no setting {short_repr(wrong[0])}: {suggest(wrong[0], named)}")
+        for name, parameter in named.items():
+            if parameter.default is parameter.empty and name not in settings:
+                raise ConfigError(f"{what}: {name} is missing: it has no default")
 
     @classmethod
     def _from_instance(cls, value: Any) -> UserObject | None:
@@ -431,24 +432,3 @@ def plugins_of(section: str, instance) -> dict[str, Plugin]:
         if isinstance(value, UserObject):
             found[f"{section}.{field.name}"] = Plugin(value.name, value.digest)
     return found
-
-
-def _expect_arguments(function, settings: dict[str, Any], what: str) -> None:
-    """Raise a :class:`ConfigError` if a function does not accept these settings, or if a job file cannot
-    contain them."""
-    try:
-        json.dumps(settings)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what}: expected settings that a job file can contain, {error}") from None
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
-        return
-    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {parameter.name: parameter for parameter in parameters if parameter.kind in keyword}
-    wrong = [key for key in settings if key not in named]
-    if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise ConfigError(f"{what} has no setting {short_repr(wrong[0])}: {suggest(wrong[0], named)}")
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in settings:
-            raise ConfigError(f"{what}: {name} is missing: it has no default")

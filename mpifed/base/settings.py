@@ -31,34 +31,14 @@ from typing_extensions import TypeAliasType
 from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, user_frames
 
 __all__ = [
-    "Options",
-    "Preset",
-    "Section",
-    "Strict",
-    "as_table",
-    "build",
-    "choice",
-    "declared",
-    "default_of",
-    "explain",
-    "explain_record",
-    "file_name",
-    "join_names",
-    "flatten",
-    "hyperparameters",
-    "json_schema",
-    "preset_of",
-    "problem_settings",
-    "places_of",
-    "sections_of",
-    "settings_of",
-    "suggest",
-    "title",
-]
+    "Options", "Preset", "Section", "Strict", "as_table", "build", "choice", "declared", "default_of",
+    "explain", "explain_record", "file_name", "join_names", "flatten", "hyperparameters", "json_schema",
+    "preset_of", "problem_settings", "places_of", "sections_of", "settings_of", "suggest", "title",
+]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
 _MISSING = {"missing", "missing_argument"}
-#: Maximum number of options that a message lists; of a longer list it has only this number of similar ones.
+#: Maximum number of options that a message lists, and of similar options that it lists if there are more.
 MAX_OPTIONS, MAX_CLOSE = 30, 5
 #: Maximum number of places of a setting that a message lists.
 MAX_PLACES = 3
@@ -292,9 +272,12 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
             if name not in known and (name == word or (" " in word and word in (field.description or ""))):
                 direct.append(prefix + name)
             if section in ("", place):
-                choices = [options.classes for options in _options_in(field.annotation)]
-                names = [name for classes in choices for name, cls in classes.items() if word in _names(cls)]
-                nested += [f'{prefix}{name}={{ name = "{option}", {word} = ... }}' for option in names]
+                nested += [
+                    f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
+                    for options in _options_in(field.annotation)
+                    for option, cls in options.classes.items()
+                    if word in _names(cls)
+                ]
     return nested + direct if section else direct + nested
 
 
@@ -316,10 +299,10 @@ def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str])
     """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
     hint = suggest(str(key), options)
     if places:
-        outside = {
-            place: ", outside the sections" for place in places if what != "a job file" and "." not in place
-        }
-        found = (f"{place!r}{outside.get(place, '')}" for place in places[:MAX_PLACES])
+        found = [
+            f"{place!r}{'' if what == 'a job file' or '.' in place else ', outside the sections'}"
+            for place in places[:MAX_PLACES]
+        ]
         hint = f"did you mean {' or '.join(found)}?"
     return f"{what} has no setting {short_repr(key)}: {hint}"
 
@@ -327,9 +310,9 @@ def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str])
 def join_names(names: Iterable[str]) -> str:
     """Join names by commas for a message. A long list is shortened to its first names."""
     names = list(names)
-    return ", ".join(
-        names if len(names) <= MAX_OPTIONS else [*names[: MAX_OPTIONS // 3], "... (see `mpifed list`)"]
-    )
+    if len(names) > MAX_OPTIONS:
+        names = [*names[: MAX_OPTIONS // 3], "... (see `mpifed list`)"]
+    return ", ".join(names)
 
 
 def build(
@@ -353,28 +336,23 @@ def build(
             "or with @mpifed.hyperparameters (@mpifed.problem_settings), which validates the settings"
         )
     known = _names(cls)
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ConfigError(
-            join_lines(
-                unknown, lambda key: _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
-            )
-        )
+
+    def sentence(key) -> str:
+        return _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
+
+    if unknown := [key for key in settings if key not in known]:
+        raise ConfigError(join_lines(unknown, sentence))
     fixed: dict[str, Any]
     settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
         return _validator(settings_class).validate_python(settings | fixed)
     except ValidationError as error:
         errors = error.errors()
-        missing = any(error["type"] in _MISSING for error in errors) and settings_class.__module__.startswith(
-            "mpifed."
-        )
-        hint = (
-            f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
-            if missing
-            else ""
-        )
-        raise ConfigError(explain(errors, what) + hint) from None
+        text = explain(errors, what)
+        is_missing = any(error["type"] in _MISSING for error in errors)
+        if is_missing and settings_class.__module__.startswith("mpifed."):
+            text += f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
+        raise ConfigError(text) from None
 
 
 @functools.cache
@@ -418,7 +396,7 @@ def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, 
 
 
 def file_name(text: str) -> str:
-    """Validate the name of a file or folder."""
+    """Validate the name of a folder."""
     if not text.strip():
         raise ValueError(f"expected the name of a folder, got {short_repr(text)}: is a shell variable unset?")
     if "\0" in text:
@@ -457,11 +435,11 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     return "\n".join(filter(None, [f"{where}: {message}" if where else message, frames]))
 
 
-def _number_in(text: str) -> float | None:
-    """Return the finite number that a text contains, or ``None``."""
+def _finite(value: str | float) -> float | None:
+    """Return a number, or the number in a text, as a float; ``None`` if it is not finite or no number."""
     try:
-        number = float(text)
-    except ValueError:
+        number = float(value)
+    except (OverflowError, ValueError):  # an integer beyond all floats, or a text without a number
         return None
     return number if math.isfinite(number) else None
 
@@ -471,12 +449,12 @@ def _hint(error) -> str:
     value, error_type = error["input"], error["type"]
     if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
-    number = _number_in(value) if isinstance(value, str) else float(value)
+    number = _finite(value)
     if number is None:
         return ""
     if number.is_integer() and abs(number) < 2**53:
         return f": write {int(number)}"
-    return f": write {number!r}" if error_type == "float_type" and math.isfinite(number) else ""
+    return f": write {number!r}" if error_type == "float_type" else ""
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -514,7 +492,10 @@ class Options:
             return value
         value = _as_python(value)
         if self.number and isinstance(value, int | float) and not isinstance(value, bool):
-            return self.number(_finite(value, self.noun))
+            number = _finite(value)
+            if number is None or number < 0:
+                raise ValueError(f"expected a finite number >= 0 or a {self.noun}, got {short_repr(value)}")
+            return self.number(number)
         settings = dict(value) if isinstance(value, dict) else {"name": value}
         name = settings.pop("name", None)
         if isinstance(name, str) and name in self.classes:
@@ -529,7 +510,7 @@ class Options:
             message = (
                 f"expected {numbers}the name of a {self.noun} or a table with a name, got {short_repr(value)}"
             )
-        if self.number and isinstance(value, str) and (number := _number_in(value)) is not None:
+        if self.number and isinstance(value, str) and (number := _finite(value)) is not None:
             raise ValueError(f"expected a number or a {self.noun}, got {short_repr(value)}: write {number:g}")
         options = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
         user = f'; user-defined: "./file.py:Name", {self.user.expected}' if self.user else ""
@@ -599,16 +580,6 @@ class _Generator(GenerateJsonSchema):
 def json_schema(cls: Any) -> dict[str, Any]:
     """Return the JSON schema of a section of a job file or of a class of settings."""
     return _validator(getattr(cls, "cls", cls)).json_schema(schema_generator=_Generator)
-
-
-def _finite(value: float, noun: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond all floats
-        number = math.inf
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"expected a finite number >= 0 or a {noun}, got {short_repr(value)}")
-    return number
 
 
 def default_of(field: dataclasses.Field | FieldInfo):

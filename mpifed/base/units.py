@@ -18,23 +18,17 @@ from pydantic_core import core_schema
 from mpifed.base.errors import short_repr, truncate
 
 __all__ = [
-    "GRADIENT_RATE",
-    "RATE",
-    "TIME",
-    "BytesPerSecond",
-    "Dimension",
-    "GradientsPerSecond",
-    "Seconds",
+    "GRADIENT_RATE", "RATE", "TIME", "BytesPerSecond", "Dimension", "GradientsPerSecond", "Seconds",
     "convert",
-]
+]  # fmt: skip
 
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3}
 _TIMES |= dict.fromkeys(("s", "sec", "second", "seconds"), 1)
 _TIMES |= dict.fromkeys(("min", "m", "minute", "minutes"), 60)
 _TIMES |= dict.fromkeys(("h", "hour", "hours"), 3600)
 _TIMES |= dict.fromkeys(("d", "day", "days"), 86400)
-_DECIMAL = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_PREFIXES = _DECIMAL | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SIZES = {
     prefix + unit: factor * size
     for prefix, factor in _PREFIXES.items()
@@ -77,11 +71,7 @@ class Dimension:
 
 TIME = Dimension("a time", "seconds", "2h", _TIMES, ("ns", "us", "µs", "ms", "s", "min", "h", "d"))
 RATE = Dimension(
-    "a rate",
-    "bytes/second",
-    "10MB/s",
-    _RATES,
-    ("B/s", "kB/s", "MB/s", "GB/s", "kbit/s", "Mbit/s", "Gbit/s"),
+    "a rate", "bytes/second", "10MB/s", _RATES, ("B/s", "kB/s", "MB/s", "GB/s", "kbit/s", "Mbit/s", "Gbit/s")
 )
 GRADIENT_RATE = Dimension("a rate", "gradients/second", "500/s", _GRADIENT_RATES, ("/s", "/ms", "/min"))
 

@@ -17,16 +17,9 @@ from mpifed.base.errors import message_of
 from mpifed.base.extras import expect_extra
 
 __all__ = [
-    "SerialComm",
-    "MpiComm",
-    "raise_if_any",
-    "usable_mpi",
-    "broadcast_text",
-    "collective_errors",
-    "CollectiveError",
-    "LaunchError",
-    "NO_LIBRARY",
-]
+    "SerialComm", "MpiComm", "raise_if_any", "usable_mpi", "broadcast_text", "collective_errors",
+    "CollectiveError", "LaunchError", "NO_LIBRARY",
+]  # fmt: skip
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
 MAX_COUNT = 2**28
@@ -227,10 +220,8 @@ class MpiComm(SerialComm):
             return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
         report = np.frombuffer(text.encode()[:REPORT_BYTES].ljust(REPORT_BYTES), dtype=np.uint8)
         receivers = range(self.size if self.rank < 2 else 2)
-        self._sent = [
-            report,
-            *(self._reports.Isend(report, to) for to in receivers if to != self.rank),
-        ]
+        # Kept until MPI has sent them, which may be after this call.
+        self._sent = [report, *(self._reports.Isend(report, to) for to in receivers if to != self.rank)]
         if self.rank > 1:
             return None
         texts, end = {self.rank: text}, time.monotonic() + seconds

@@ -24,24 +24,13 @@ from threadpoolctl import threadpool_limits
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
-from mpifed.parallel.world import slurm_job
+from mpifed.parallel.world import launcher_number
 
 __all__ = [
-    "choose_device",
-    "device_for",
-    "unused_gpu",
-    "threads",
-    "gpu_id",
-    "ranks_on",
-    "wait_for",
-    "deterministic",
-    "machine",
-    "differences",
-    "warn_if_machines_differ",
-    "expect_reproducible_products",
-    "peak_memory",
+    "choose_device", "device_for", "unused_gpu", "threads", "gpu_id", "ranks_on", "wait_for", "deterministic",
+    "machine", "differences", "warn_if_machines_differ", "expect_reproducible_products", "peak_memory",
     "keep_freed_memory",
-]
+]  # fmt: skip
 
 #: cuBLAS is deterministic only with a workspace of fixed size; it reads its variable with the first handle.
 #: torch's compiler otherwise chooses kernels by their speed; it reads its variable when it is imported.
@@ -50,11 +39,8 @@ _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC
 DRIVER = Path("/proc/driver/nvidia/version")
 #: Environment variables with the local rank of a process: Open MPI, MPICH, MVAPICH, Cray.
 _LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-)
+    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID",
+)  # fmt: skip
 #: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 #: Parameters of glibc's ``mallopt(3)``: allocate blocks of up to 32 MiB, the maximum, on the heap; return
@@ -79,7 +65,9 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
             ranks would use a GPU.
     """
     with collective_errors(comm, ValueError, RuntimeError):
-        device = device_for(wanted, gpus, _launched_local_rank(comm))
+        # If a script has split the communicator, ranks within its parts would map several parts to one GPU.
+        local_rank = launcher_number(_LOCAL_RANKS, "SLURM_LOCALID")
+        device = device_for(wanted, gpus, comm.local_rank if local_rank is None else local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
     on_gpu = np.array([device.type == "cuda"], dtype=np.int64)
@@ -92,16 +80,6 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
             "nodes or on none; set run.device = 'cpu', or use nodes of the same type"
         )
     return device
-
-
-def _launched_local_rank(comm: SerialComm) -> int:
-    """Return the rank of this process on its node among all processes of the launcher.
-
-    If a script has split the communicator, local ranks within its parts would map several parts to one GPU.
-    """
-    names = [*_LOCAL_RANKS, *(["SLURM_LOCALID"] if slurm_job() else [])]
-    numbers = (os.environ.get(name, "") for name in names)
-    return next((int(number) for number in numbers if number.isdigit()), comm.local_rank)
 
 
 def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torch.device:
@@ -185,9 +163,8 @@ def deterministic(on: bool) -> Iterator[None]:
         yield
         return
     mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
-    variables, cudnn = {name: os.environ.get(name) for name in _VARIABLES}, torch.backends.cudnn
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)
+    unset, cudnn = [name for name in _VARIABLES if name not in os.environ], torch.backends.cudnn
+    os.environ.update({name: _VARIABLES[name] for name in unset})
     _use_deterministic(2)
     torch.set_float32_matmul_precision("highest")
     try:
@@ -199,7 +176,7 @@ def deterministic(on: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(precision)
         _use_deterministic(mode)
-        for name in [name for name, value in variables.items() if value is None]:
+        for name in unset:
             os.environ.pop(name, None)
 
 

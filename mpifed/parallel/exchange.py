@@ -15,7 +15,7 @@ import torch
 
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.shared_memory import Nodes, share_memory
-from mpifed.parallel.tree import Sums
+from mpifed.parallel.tree import PartialSums
 
 __all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "padded"]
 
@@ -25,7 +25,8 @@ CHUNK = 2**24
 SMALL = 2**15
 #: Bytes of each partial sum that are added at a time, so that intermediate values stay in the cache.
 BLOCK = 2**17
-#: Bytes before the partial sums in a rank's shared memory, for its control value and the sum of them.
+#: Bytes before the partial sums in a rank's shared memory: its control value and, on the first rank of a node
+#: of several, the sum of all control values.
 HEAD = 64
 
 #: Arrays of equal length, or a two-dimensional array.
@@ -40,21 +41,21 @@ def padded(size: int) -> int:
 
 
 def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
-    """Add ``parts``, ``[width]`` each, in the order of a plan of ``tree.program``, and divide by ``total``.
+    """Add ``parts``, ``[width]`` each, in the order of a plan, and divide by ``total``.
 
     Works on one block of columns at a time, so that intermediate values stay in the cache.
 
     Args:
-        sums: the plan.
-        outs: ``[width]`` each, for its final values.
+        sums: the plan, see ``tree.plan_one_by_one``.
+        outs: arrays for the final values of the plan, ``[width]`` each.
     """
     adds, left = sums
     width, dtype = len(outs[0]), outs[0].dtype
     step, places = max(1, BLOCK // dtype.itemsize), -min((out for out, _, _ in adds), default=0)
-    between = np.empty((places, min(step, width)), dtype)
+    scratch = np.empty((places, min(step, width)), dtype)
     for start in range(0, width, step):
         columns = slice(start, min(start + step, width))
-        values = [part[columns] for part in parts] + list(between[:, : columns.stop - start])
+        values = [part[columns] for part in parts] + list(scratch[:, : columns.stop - start])
         for value, out in zip(left, outs):
             if value < 0:
                 values[value] = out[columns]
@@ -79,11 +80,11 @@ class Exchange:
     result: Any
     checksum: float | None = None
 
-    def finish(self, sums: Sums, total: float, control: float) -> float:
+    def finish(self, sums: PartialSums, total: float, control: float) -> float:
         """Compute ``result``, the sum of all partial sums divided by ``total``. Collective.
 
         Args:
-            sums: the order of additions; this rank's partial sums are the first ``sums.partials[rank]`` rows
+            sums: the order of additions; this rank's partial sums are the first ``sums.counts[rank]`` rows
                 of ``slots``.
             control: a value of this rank.
 
@@ -133,7 +134,7 @@ class MessageExchange(Exchange):
         self._buffers: dict[str, np.ndarray] = {}
 
     def finish(self, sums, total, control):
-        result, controls, parts = self.result, 0.0, sum(sums.partials)
+        result, controls, parts = self.result, 0.0, sum(sums.counts)
         size = len(result)
         if self.comm.size == 1:
             start = time.perf_counter()
@@ -155,7 +156,7 @@ class MessageExchange(Exchange):
         return self._buffers[name][:length]
 
     def _add_all(self, sums, total, result, columns, control) -> float:
-        rows = [max(1, count) for count in sums.partials]  # at least the control value
+        rows = [max(1, count) for count in sums.counts]  # at least the control value
         last = columns.stop == self.slots.shape[1]
         own = self._rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
         if not last:
@@ -168,25 +169,23 @@ class MessageExchange(Exchange):
         received, firsts = received.reshape(-1, width), np.cumsum([0, *rows[:-1]])
         parts = [
             received[first + row, : len(result)]
-            for first, count in zip(firsts, sums.partials)
+            for first, count in zip(firsts, sums.counts)
             for row in range(count)
         ]
         add_up(sums.all, parts, [result], total)
         return sum(received[firsts, -1].tolist())
 
     def _add_slices(self, sums, total, result, columns, control) -> float:
-        ranks, rank, own = self.comm.size, self.comm.rank, sums.partials[self.comm.rank]
+        ranks, rank, own = self.comm.size, self.comm.rank, sums.counts[self.comm.rank]
         edges = np.linspace(0, len(result), ranks + 1).astype(int)
-        widths, parts = np.diff(edges), sum(sums.partials)
+        widths, parts = np.diff(edges), sum(sums.counts)
         rows = self.slots[:own, columns]
         send = rows[0] if own == 1 else self._buffer("sent", own * len(result))
         for left, right in zip(edges, edges[1:]) if own > 1 else ():
             send[own * left : own * right].reshape(own, right - left)[...] = rows[:, left:right]
         received = self._buffer("received", parts * widths[rank]).reshape(parts, widths[rank])
         start = time.perf_counter()
-        self.comm.alltoallv(
-            send, (own * widths).tolist(), received, [n * widths[rank] for n in sums.partials]
-        )
+        self.comm.alltoallv(send, (own * widths).tolist(), received, [n * widths[rank] for n in sums.counts])
         self._count(start, send.nbytes + received.nbytes)
         piece = self._buffer("piece", widths[rank] + 1)
         add_up(sums.all, received, [piece[:-1]])
@@ -234,7 +233,7 @@ class SharedExchange(Exchange):
         self.result, self._rows = lead[0, :size], lead[1:]
         leaders = nodes.leaders
         self._leaders = leaders and MessageExchange(leaders, self._rows, self.result, self._count_bytes)
-        self._between: dict[Sums, Sums] = {}
+        self._node_sums: dict[PartialSums, PartialSums] = {}
 
     def _count_bytes(self, start: float, nbytes: int) -> None:
         self._count(time.perf_counter(), nbytes)  # `finish` counts the time
@@ -261,14 +260,14 @@ class SharedExchange(Exchange):
         self._node.barrier()
         self._nodes.comm.calling = ""
 
-    def _add(self, sums: Sums, total: float, several: bool) -> int:
+    def _add(self, sums: PartialSums, total: float, several: bool) -> int:
         """Add this rank's columns of the node's partial sums; return the number of bytes read."""
         node, size = self._node, len(self.result)
         columns = slice(node.rank * size // node.size, (node.rank + 1) * size // node.size)
         first = self._nodes.comm.rank - node.rank
         parts = [
             row[columns]
-            for slots, count in zip(self._slots, sums.partials[first : first + node.size])
+            for slots, count in zip(self._slots, sums.counts[first : first + node.size])
             for row in slots[:count]
         ]
         adds = sums.within(first, first + node.size)
@@ -277,8 +276,8 @@ class SharedExchange(Exchange):
             add_up(adds, parts, outs, total)
         return sum(part.nbytes for part in parts)
 
-    def _of_nodes(self, sums: Sums) -> Sums:
+    def _of_nodes(self, sums: PartialSums) -> PartialSums:
         """Return the partial sums of the nodes."""
-        if sums not in self._between:
-            self._between = {sums: sums.between(self._nodes.firsts)}
-        return self._between[sums]
+        if sums not in self._node_sums:
+            self._node_sums = {sums: sums.between(self._nodes.firsts)}
+        return self._node_sums[sums]

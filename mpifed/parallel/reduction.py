@@ -31,7 +31,7 @@ from mpifed.core.numerics import all_finite
 from mpifed.parallel.devices import wait_for
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
-from mpifed.parallel.tree import Sums
+from mpifed.parallel.tree import PartialSums
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
@@ -58,19 +58,19 @@ class _Reduction:
     rows: torch.Tensor
     mean: torch.Tensor
 
-    def _make(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
+    def _allocate(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
         """Create the buffers of a group and store ``sums``, ``[size]`` each, the memory of partial sums.
 
         Args:
             hosted: number of clients on this rank. If it is 1, the client's row is the sum.
         """
-        first, on_cpu = sums[0], sums[0].device.type == "cpu"
-        self._lone = hosted == capacity == 1
-        self.rows = first.view(1, -1) if self._lone else first.new_zeros(max(capacity, 1), len(first))
-        self._sums: list[Any] = [one.numpy() for one in sums] if on_cpu else sums
-        self._rows: Any = self.rows.numpy() if on_cpu else self.rows
-        self._between = self._rows[:0]
-        self._plus: Callable[..., Any] = np.add if on_cpu else torch.add
+        first, self._on_cpu = sums[0], sums[0].device.type == "cpu"
+        self._one_client = hosted == capacity == 1
+        self.rows = first.view(1, -1) if self._one_client else first.new_zeros(max(capacity, 1), len(first))
+        self._sums: list[Any] = [one.numpy() for one in sums] if self._on_cpu else sums
+        self._rows: Any = self.rows.numpy() if self._on_cpu else self.rows
+        self._scratch = self._rows[:0]
+        self._add_arrays: Callable[..., Any] = np.add if self._on_cpu else torch.add
 
     def begin(self, cohort: Cohort) -> None:
         """Start a sum over ``cohort``."""
@@ -80,7 +80,7 @@ class _Reduction:
         """Return whether all elements of the mean are finite."""
         raise NotImplementedError
 
-    def _weigh(self, members: slice) -> None:
+    def _apply_weights(self, members: slice) -> None:
         """Multiply the rows of a group by their weights."""
         weights = self._cohort.local_weights
         if weights is not None:
@@ -90,38 +90,38 @@ class _Reduction:
     @_silently
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, the first rows of ``rows``, which may change."""
-        self._weigh(members)
-        if self._lone:
+        self._apply_weights(members)
+        if self._one_client:
             return
         count, size = members.stop - members.start, len(self._sums[0])
         levels, pushed = self._cohort.tree.steps(members)
         step = max(2**13, BLOCK // self.mean.itemsize // count)
-        between = self._room(sum(one for one in levels if type(one) is int), min(step, size))
+        scratch = self._workspace(sum(one for one in levels if type(one) is int), min(step, size))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
-            rows = self._levelled(levels, self._rows[:count, columns], between[:, : columns.stop - start])
+            rows = self._add_levels(levels, self._rows[:count, columns], scratch[:, : columns.stop - start])
             self._carry(pushed, rows, [one[columns] for one in self._sums])
 
-    def _room(self, count: int, width: int):
+    def _workspace(self, count: int, width: int):
         """Return memory for sums of pairs, ``[count, width]``, which is reused to avoid page faults."""
-        if len(self._between) < count or self._between.shape[1] != width:
-            room = self.rows.new_empty(count, width)
-            self._between = room.numpy() if self._plus is np.add else room
-        return self._between
+        if len(self._scratch) < count or self._scratch.shape[1] != width:
+            memory = self.rows.new_empty(count, width)
+            self._scratch = memory.numpy() if self._on_cpu else memory
+        return self._scratch
 
-    def _levelled(self, levels, rows, between):
+    def _add_levels(self, levels, rows, scratch):
         """Add ``rows`` to each other; return the rows with the sums."""
         used = 0
         for pairs in levels:
             if type(pairs) is int:
-                sums = between[used : used + pairs]
-                self._plus(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
+                sums = scratch[used : used + pairs]
+                self._add_arrays(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
                 rows, used = sums, used + pairs
             elif isinstance(pairs[0], slice):
-                self._plus(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
+                self._add_arrays(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
             else:
                 left, right = pairs
-                if self._plus is torch.add:
+                if not self._on_cpu:
                     left, right = (to_device(one, rows.device) for one in pairs)
                 rows[left] = rows[left] + rows[right]
         return rows
@@ -131,9 +131,9 @@ class _Reduction:
         for place, held, joined in pushed:
             value = rows[place]
             for number in range(held - 1, held - joined, -1):
-                self._plus(value, sums[number], out=value)
+                self._add_arrays(value, sums[number], out=value)
             if joined:
-                self._plus(sums[held - joined], value, out=sums[held - joined])
+                self._add_arrays(sums[held - joined], value, out=sums[held - joined])
             else:
                 sums[held][...] = value
 
@@ -145,8 +145,8 @@ class FusedReduction(_Reduction):
         self._exchange, self._rank = transport.fused_exchange(size, dtype), transport.comm.rank
         self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
         others = own.new_zeros(placement.max_partial_sums(self._rank, self._rank + 1) - 1, size)
-        self._make([own, *others], capacity, placement.counts[self._rank])
-        self._of_ranks = Sums.of_ranks(transport.nodes)
+        self._allocate([own, *others], capacity, placement.counts[self._rank])
+        self._of_ranks = PartialSums.of_ranks(transport.nodes)
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
@@ -160,9 +160,9 @@ class FusedReduction(_Reduction):
         """
         if not len(self._cohort.local):
             self._sums[0][...] = 0
-        elif not self._lone:
-            for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
-                self._plus(self._sums[0], other, out=self._sums[0])
+        elif not self._one_client:
+            for other in self._sums[1 : self._cohort.tree.sums.counts[self._rank]]:
+                self._add_arrays(self._sums[0], other, out=self._sums[0])
         return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
     def mean_is_finite(self) -> bool:
@@ -180,7 +180,7 @@ class ExactReduction(_Reduction):
         self._transport = transport
         self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
         self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
-        self._make(list(self._slots), capacity, placement.counts[self._rank])
+        self._allocate(list(self._slots), capacity, placement.counts[self._rank])
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
@@ -188,7 +188,7 @@ class ExactReduction(_Reduction):
         sums, transport = self._cohort.tree.sums, self._transport
         if self.mean is self._result:
             return self._exchange.finish(sums, self._cohort.total, control)
-        own = slice(0, sums.partials[self._rank])
+        own = slice(0, sums.counts[self._rank])
         with transport.queued():
             self._host[own].copy_(self._slots[own], non_blocking=True)
         wait_for(transport.device)  # earlier copies from this memory are done, too

@@ -48,7 +48,7 @@ class Nodes:
 
     @staticmethod
     @functools.cache  # once per communicator, because MPI limits the number of communicators
-    def of(comm: SerialComm) -> Nodes:
+    def from_comm(comm: SerialComm) -> Nodes:
         """Group the ranks of ``comm``. The first call is collective."""
         first = np.empty(comm.size, dtype=np.int64)
         comm.allgatherv(np.array([comm.node]), first, [1] * comm.size)
@@ -122,7 +122,7 @@ def read_once_per_node(comm: SerialComm, read: Callable[[], T]) -> T:
     Raises:
         CollectiveError: on all ranks of ``comm``: ``read`` has raised a ValueError or an OSError.
     """
-    nodes = Nodes.of(comm)
+    nodes = Nodes.from_comm(comm)
     value: Any = None
     with collective_errors(comm, ValueError, OSError):
         if nodes.node.rank == 0:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from mpifed.base.log import warning
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import gpu_id, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.placement import Placement
@@ -102,11 +102,13 @@ class Transport:
         self.seconds += time.perf_counter() - start
         self.wire_bytes += wire_bytes
 
-    def _count_sum(self, start: float, nbytes: int) -> None:
-        self.count(start, 2 * nbytes if self.comm.size > 1 else 0)
+    def _sum_bytes(self, nbytes: int) -> int:
+        """Return the number of bytes that this rank sends and receives to sum ``nbytes``."""
+        return 2 * nbytes if self.comm.size > 1 else 0
 
-    def _count_bcast(self, start: float, nbytes: int) -> None:
-        self.count(start, nbytes * (1 if self.comm.rank else self.comm.size - 1))
+    def _bcast_bytes(self, nbytes: int) -> int:
+        """Return the number of bytes that this rank sends or receives to broadcast ``nbytes``."""
+        return nbytes * (1 if self.comm.rank else self.comm.size - 1)
 
     @contextlib.contextmanager
     def queued(self):
@@ -171,7 +173,7 @@ class Host(Transport):
         start, array = time.perf_counter(), host.numpy()
         array[-1] = control
         self.comm.allreduce_(array)
-        self._count_sum(start, array.nbytes)
+        self.count(start, self._sum_bytes(array.nbytes))
         if self.copies:
             self.checksum = float(array.sum()) if array.nbytes <= CHECKED else None
             with self.queued():
@@ -183,7 +185,7 @@ class Host(Transport):
         host = self._on_host(tensor, send=root)
         start = time.perf_counter()
         self.comm.bcast_(host.numpy())
-        self._count_bcast(start, host.nbytes)
+        self.count(start, self._bcast_bytes(host.nbytes))
         if self.copies and not root:
             with self.queued():
                 tensor.copy_(host, non_blocking=True)
@@ -214,7 +216,7 @@ class Shm(Host):
 
     def __init__(self, comm: SerialComm, device: torch.device):
         super().__init__(comm, device)
-        self._nodes, self._warned = Nodes.of(comm), False
+        self._nodes, self._warned = Nodes.from_comm(comm), False
         self.nodes = self._nodes.firsts
         share_memory(comm, self._nodes.node, 1)
 
@@ -252,7 +254,7 @@ class _Direct(Transport):
         controls, self.checksum = torch.stack([tensor[-1], tensor.sum()]).tolist()
         self.comm.calling = ""
         self.waited()
-        self._count_sum(time.perf_counter(), tensor.nbytes)
+        self.wire_bytes += self._sum_bytes(tensor.nbytes)
         return controls
 
     def bcast_(self, tensor):
@@ -261,7 +263,7 @@ class _Direct(Transport):
         wait_for(self.device)  # here, so that the watchdog names the call if it hangs
         self.comm.calling = ""
         self.waited()
-        self._count_bcast(time.perf_counter(), tensor.nbytes)
+        self.wire_bytes += self._bcast_bytes(tensor.nbytes)
 
     def _allreduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the ranks and count the time."""
@@ -281,15 +283,15 @@ class CudaMpi(_Direct):
     name = "cuda-mpi"
 
     def _allreduce(self, tensor):
-        wait_for(self.device)
-        start = time.perf_counter()
-        self.comm.allreduce_(tensor)
-        self.count(start, 0)
+        self._timed(self.comm.allreduce_, tensor)
 
     def _bcast(self, tensor):
+        self._timed(self.comm.bcast_, tensor)
+
+    def _timed(self, collective, tensor) -> None:
         wait_for(self.device)
         start = time.perf_counter()
-        self.comm.bcast_(tensor)
+        collective(tensor)
         self.count(start, 0)
 
 
@@ -423,7 +425,8 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
     mine = [gpu_id(device), dist.is_available() and dist.is_nccl_available()]
     comm.allgatherv(np.array(mine, dtype=np.int64), rows, [2] * comm.size)
     gpus, built = rows[::2].tolist(), bool(rows[1::2].all())
-    raise_if_any(comm, _unsuitable(wanted, gpus, built, exact))
+    if reason := _unsuitable(wanted, gpus, built, exact):
+        raise CollectiveError(reason)
     if wanted == "auto" and comm.size == 1:
         return SingleRank(comm, device)
     if wanted == "shm" or (wanted == "auto" and not any(gpus)):
@@ -441,21 +444,20 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
 
 def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:
     """Return :class:`Shm`; with "auto", :class:`Host` if no ranks share a node or memory cannot be shared."""
-    nodes = Nodes.of(comm)
+    nodes = Nodes.from_comm(comm)
     if wanted == "auto" and not 1 < len(nodes.firsts) <= comm.size:
         return Host(comm, device)
     if not nodes.firsts:
-        raise_if_any(
-            comm,
+        raise CollectiveError(
             "run.transport = 'shm' needs ranks that are numbered node by node, got another order: set "
-            "run.transport = 'auto' or 'host', or start with mpirun --map-by slot",
+            "run.transport = 'auto' or 'host', or start with mpirun --map-by slot"
         )
     try:
         return Shm(comm, device)
     except CollectiveError as refusal:
         error = f"the ranks of a node cannot share memory: {refusal}"
-    remedy = "set run.transport = 'auto' or 'host'"
-    raise_if_any(comm, f"run.transport = 'shm': {error}; {remedy}" if wanted == "shm" else None)
+    if wanted == "shm":
+        raise CollectiveError(f"run.transport = 'shm': {error}; set run.transport = 'auto' or 'host'")
     if comm.rank == 0:
         warning(f"messages are sent by MPI: {error}")
     return Host(comm, device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Sums", "Tree", "max_partial_sums"]
+__all__ = ["PartialSums", "Tree", "max_partial_sums"]
 
 #: The gap before the first and after the last member: higher than every node.
 TOP = 64
@@ -39,7 +39,7 @@ def max_partial_sums(first: int, last: int) -> int:
     return most
 
 
-def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
+def plan_by_level(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
     """Plan the additions of all complete nodes, level by level.
 
     Args:
@@ -79,8 +79,8 @@ def _index(rows: np.ndarray):
     return rows
 
 
-def program(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Plan the additions of :func:`contract` one by one, with as few intermediate values as possible.
+def plan_one_by_one(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Plan the same additions one by one, with as few intermediate values as possible.
 
     Returns:
         Triples (out, left, right), and the final values. A value of at least 0 is a row; -1, -2, ... are
@@ -100,21 +100,21 @@ def program(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, 
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class PartialSums:
     """The partial sums of all ranks, and the order in which they are added.
 
     Attributes:
-        partials: number of partial sums per rank.
+        counts: number of partial sums per rank.
         gaps: ``[partial sums + 1]``, the gaps between neighbours; the lowest is added first.
     """
 
-    partials: tuple[int, ...]
+    counts: tuple[int, ...]
     gaps: np.ndarray
     _within: dict[tuple[int, int], tuple] = field(default_factory=dict)
 
     @classmethod
-    def of_ranks(cls, nodes: Sequence[int]) -> Sums:
-        """One partial sum per rank, added in rank order, first within each node.
+    def of_ranks(cls, nodes: Sequence[int]) -> PartialSums:
+        """Return one partial sum per rank, added in rank order, first within each node.
 
         Args:
             nodes: the first rank of each node, then the number of ranks.
@@ -123,27 +123,38 @@ class Sums:
         gaps = [rank + (rank in nodes) * ranks for rank in range(1, ranks)]
         return cls((1,) * ranks, np.array([2 * ranks, *gaps, 2 * ranks]))
 
+    @classmethod
+    def of_groups(cls, gaps: np.ndarray, counts: np.ndarray) -> PartialSums:
+        """Return the partial sums that remain when each rank or node has added what it can of its own rows.
+
+        Args:
+            gaps: ``[rows + 1]``, see :func:`gaps_of`.
+            counts: number of consecutive rows of each rank or node.
+        """
+        ends = np.cumsum(counts)
+        closed = np.zeros(len(gaps) - 1, dtype=bool)
+        closed[(ends - counts)[counts > 0]] = True
+        starts = plan_by_level(gaps, closed)[-1]
+        partials = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(counts))
+        return cls(tuple(partials.tolist()), np.append(gaps[starts], gaps[-1]))
+
     @property
     def all(self) -> tuple:
-        """The plan of all additions, see :func:`program`."""
-        return self.within(0, len(self.partials))
+        """The plan of all additions, see :func:`plan_one_by_one`."""
+        return self.within(0, len(self.counts))
 
     def within(self, first: int, last: int) -> tuple:
-        """Return the plan of the additions among the ranks ``first .. last - 1``, see :func:`program`."""
+        """Return the plan of all additions among the ranks ``first .. last - 1``."""
         if (first, last) not in self._within:
-            start, stop = sum(self.partials[:first]), sum(self.partials[:last])
-            adds = program(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
+            start, stop = sum(self.counts[:first]), sum(self.counts[:last])
+            adds = plan_one_by_one(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
             self._within[first, last] = adds
         return self._within[first, last]
 
-    def between(self, nodes: Sequence[int]) -> Sums:
+    def between(self, nodes: Sequence[int]) -> PartialSums:
         """Return the partial sums of the nodes; ``nodes`` as for :meth:`of_ranks`."""
-        ends = np.cumsum(self.partials)[np.array(nodes[1:]) - 1]
-        closed = np.zeros(ends[-1] + 1, dtype=bool)
-        closed[[0, *ends]] = True
-        starts = contract(self.gaps, closed[:-1])[-1]
-        counts = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(ends))
-        return Sums(tuple(counts.tolist()), np.append(self.gaps[starts], self.gaps[-1]))
+        counts = [sum(self.counts[first:last]) for first, last in zip(nodes, nodes[1:])]
+        return PartialSums.of_groups(self.gaps, np.array(counts))
 
 
 class Tree:
@@ -157,13 +168,9 @@ class Tree:
     """
 
     def __init__(self, members: np.ndarray, counts: np.ndarray, rank: int):
-        self._gaps, ends = gaps_of(members), np.cumsum(counts)
-        closed = np.zeros(len(members), dtype=bool)
-        closed[(ends - counts)[counts > 0]] = True
-        starts = contract(self._gaps, closed)[-1]
-        partials = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(counts))
-        self.sums = Sums(tuple(partials.tolist()), np.append(self._gaps[starts], TOP))
-        self._first = int(ends[rank] - counts[rank])
+        self._gaps = gaps_of(members)
+        self.sums = PartialSums.of_groups(self._gaps, counts)
+        self._first = int(counts[:rank].sum())
         self._stacks: dict[int, list[int]] = {0: []}
         self._steps: dict[tuple[int, int], tuple] = {}
 
@@ -171,8 +178,8 @@ class Tree:
         """Plan the additions for the rows of this rank's ``members``, after all earlier ones.
 
         Returns:
-            The additions among the rows, see :func:`contract`. Then, for each resulting sum: its row, the
-            number of partial sums stored so far, and the number of the last of these that it is added to.
+            The additions among the rows, see :func:`plan_by_level`. Then, for each resulting sum: its row,
+            the number of partial sums stored so far, and the number of the last of these that it is added to.
         """
         key = members.start, members.stop
         if key not in self._steps:
@@ -181,7 +188,7 @@ class Tree:
 
     def _plan(self, start: int, stop: int) -> tuple:
         gaps = self._gaps[self._first + start : self._first + stop + 1]
-        levels, places, starts = contract(gaps, np.arange(stop - start) == 0)
+        levels, places, starts = plan_by_level(gaps, np.arange(stop - start) == 0)
         stack, pushed, ends = list(self._stacks[start]), [], [*starts.tolist()[1:], stop - start]
         for place, row, end in zip(places.tolist(), starts.tolist(), ends):
             held = len(stack)

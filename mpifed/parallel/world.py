@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import sys
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 from mpifed.base.log import print_error, print_traceback
 from mpifed.parallel.comm import LaunchError, MpiComm, SerialComm, usable_mpi
 
-__all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH", "slurm_job"]
+__all__ = ["EXIT_LAUNCH", "LaunchError", "abort_all", "launcher_number", "process_name", "slurm_job", "world"]
 
 #: Exit code if launcher and MPI library do not match.
 EXIT_LAUNCH = 71
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
 _LAUNCHER_MARKS = (
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_",
-    "MV2_COMM_",
-    "MPI_LOCALRANKID",
-    "PALS_",
-    "FLUX_",
-    "ALPS_",
-)
+    "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_",
+)  # fmt: skip
 
 
-def _launched() -> int:
-    """Return the number of ranks that the launcher has started, 1 if unknown."""
-    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if slurm_job() else [])]
-    for name in names:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 1
+def launcher_number(names: Iterable[str], slurm_name: str) -> int | None:
+    """Return the number in the first of some environment variables of launchers; ``None`` without one.
+
+    Args:
+        slurm_name: variable of Slurm, which is read last, and only in a Slurm task.
+    """
+    names = [*names, *([slurm_name] if slurm_job() else [])]
+    numbers = (os.environ.get(name, "") for name in names)
+    return next((int(number) for number in numbers if number.isdigit()), None)
 
 
 def world(given=None) -> SerialComm:
@@ -60,7 +58,7 @@ def world(given=None) -> SerialComm:
         if not all(hasattr(given, name) for name in ("Dup", "Split_type")):
             raise TypeError(f"expected a communicator of mpi4py, got {type(given).__name__}")
         return MpiComm(given)
-    launched = _launched()
+    launched = launcher_number(_LAUNCHER_SIZES, "SLURM_STEP_NUM_TASKS") or 1
     if launched == 1 and not any(name.startswith(_LAUNCHER_MARKS) for name in os.environ):
         return SerialComm()
     usable_mpi()
@@ -109,6 +107,13 @@ def slurm_job() -> str | None:
     if task.isdigit() and int(task) in _ancestors():
         return os.environ.get("SLURM_JOB_ID")
     return None
+
+
+def process_name() -> str:
+    """Describe this process in lock files and logs: its number, host, Slurm job, and the present time."""
+    job = f", Slurm job {number}" if (number := slurm_job()) else ""
+    now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+    return f"process {os.getpid()} on {socket.gethostname()}{job}, since {now}"
 
 
 def _ancestors() -> set[int]:

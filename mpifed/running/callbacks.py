@@ -107,11 +107,8 @@ class Callbacks:
     ):
         self._callbacks, self._simulation, self._recorder = callbacks, simulation, recorder
         self._comm, self._folder = comm, folder
-        present = np.array(
-            [any(hasattr(callback, name) for callback in callbacks) for name in METHODS], dtype=np.int64
-        )
-        comm.bcast_(present)
-        self.methods = frozenset(name for name, found in zip(METHODS, present) if found)
+        present = [name for name in METHODS if any(hasattr(callback, name) for callback in callbacks)]
+        self.methods = frozenset(broadcast_text(comm, " ".join(present)).split())
 
     def call(self, name: str, metrics: Mapping[str, float], stopped: str) -> End | None:
         """Call the method ``name``, one of :attr:`methods`, of all callbacks that have it. Collective.
@@ -125,15 +122,16 @@ class Callbacks:
         self._recorder.gather()
         stops: list[str] = []
         with collective_errors(self._comm, ValueError):
-            if self._comm.rank == 0:
-                for callback in self._callbacks:
-                    if method := getattr(callback, name, None):
-                        title = type(callback).__name__
-                        event = self._event(
-                            metrics, stopped, lambda r, by=title: stops.append(_sentence(by, r))
-                        )
-                        with user_code_errors(f"{title}.{name}", event.round):
-                            _call(method, event)
+            for callback in self._callbacks if self._comm.rank == 0 else ():
+                if method := getattr(callback, name, None):
+                    title = type(callback).__name__
+
+                    def stop(reason: str, title=title) -> None:
+                        stops.append(f"stopped by {title}: {reason}".removesuffix(": "))
+
+                    event = self._event(metrics, stopped, stop)
+                    with user_code_errors(f"{title}.{name}", event.round):
+                        _call(method, event)
         sentence = broadcast_text(self._comm, "; ".join(stops))
         return End("callback", sentence) if sentence else None
 
@@ -153,10 +151,6 @@ class Callbacks:
             {block: lambda block=block: read(block) for block in simulation.blocks},
             stop,
         )
-
-
-def _sentence(callback: str, reason: str) -> str:
-    return f"stopped by {callback}: {reason}" if reason else f"stopped by {callback}"
 
 
 def _call(method: Callable[[Event], object], event: Event) -> None:

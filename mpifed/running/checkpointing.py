@@ -28,7 +28,7 @@ from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
 __all__ = ["CheckpointManager", "Snapshot", "announce", "state_bytes", "expect_state", "writer_version"]
 
 #: The results file contains the whole history. To bound the cost of writing it again and again, a history of
-#: more than ``LONG`` bytes must have grown by the share ``GROWTH`` since the last time.
+#: more than ``LONG`` bytes must have grown by the fraction ``GROWTH`` since the last time.
 LONG, GROWTH = 2**18, 1 / 32
 
 
@@ -65,10 +65,64 @@ class CheckpointManager:
                 self.folder.clear()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore the state of a checkpoint that rank 0 has read. Collective."""
-        snapshot.restore(self.simulation, self.recorder, self.comm)
+        """Restore the state of a checkpoint that rank 0 has read. Collective.
+
+        Raises:
+            CollectiveError: the data differ, the settings lead to a state of other sizes or leave out a
+                recorded block, or with ``exact`` the type of the device differs.
+        """
+        simulation, comm, header = self.simulation, self.comm, snapshot.header
+        expect_same(header["data"], simulation.files)
+        self._expect_recorded(header)
+        self._expect_same_machine(header)
+        current = _sizes(simulation)
+        if header["sizes"] != current:
+            raise CollectiveError(
+                f"the checkpoint does not fit these settings: expected a state of {current}, found "
+                f"{header['sizes']}"
+            )
+        dtype = np.dtype(simulation.config.run.dtype)
+        for name, state in _records(simulation).items():
+            array = snapshot.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
+            comm.bcast_(array)
+            state.buffer.copy_(torch.from_numpy(array))
+        rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
+        checkpoint.read_clients(snapshot.path, rows, comm, simulation.placement)
+        simulation.restore_client_rows(torch.from_numpy(rows))
+        simulation.restore(snapshot.round, header["skipped"], header["unsent"])
+        simulation.infeasible = header["infeasible"]
+        past = _read_history(snapshot) if comm.rank == 0 else {}
+        self.recorder.restore(header, past, snapshot.arrays.get("best"))
         self.newest = snapshot.round
-        announce(self.comm, f"continuing {self.folder.path} from round {self.newest}")
+        announce(comm, f"continuing {self.folder.path} from round {self.newest}")
+
+    def _expect_recorded(self, header: dict) -> None:
+        """Raise an error if a recorded block is no longer recorded. Blocks may be added."""
+        blocks = self.recorder.blocks
+        missing = [block for block in header["config"].get("record", ()) if block not in blocks]
+        if missing:
+            raise CollectiveError(
+                f"record = {list(blocks)} leaves out {', '.join(missing)}, whose iterates the run has "
+                "recorded so far: keep it in the list"
+            )
+
+    def _expect_same_machine(self, header: dict) -> None:
+        """With ``exact``, refuse another type of device, and warn of another machine or other versions."""
+        before, device = header.get("device"), self.simulation.device
+        if self.run.reduction != "exact" or before is None:
+            return
+        if before != device.type:
+            raise CollectiveError(
+                f"the run began on run.device = {before!r} and would continue on {device.type!r}, whose "
+                "results are not bitwise identical, as run.reduction = 'exact' requires: set "
+                f"run.device={before}, or continue without the reproducibility guarantee: `mpifed resume "
+                "FOLDER run.reduction=fused`"
+            )
+        stored = {"mpifed": header["versions"]["mpifed"], **header["machine"]}
+        current = {"mpifed": versions()["mpifed"], **machine(device)}
+        changed = differences(stored, current, "before", "now")
+        if changed and self.comm.rank == 0:
+            warning(f"{changed}: the results may no longer be bitwise identical (run.reduction = 'exact')")
 
     def save(
         self, end: End | None = None, metrics: dict[str, float] | None = None, signalled: bool = False
@@ -128,7 +182,11 @@ class CheckpointManager:
                         self._write_history()
             with collective_errors(self.comm, OSError, RuntimeError):  # HDF5 raises either
                 if snapshot:
-                    snapshot.write(self.folder.path, self.run.keep, self.simulation, self.comm)
+                    rows, placement = self.simulation.client_rows.cpu().numpy(), self.simulation.placement
+                    header, arrays = snapshot.header, snapshot.arrays
+                    checkpoint.write(
+                        self.folder.path, self.run.keep, header, arrays, rows, self.comm, placement
+                    )
                 if self.comm.rank == 0 and (end or self._is_results_file_due()):
                     self.recorder.write(self.folder.path, end, metrics or {})
                     self._results_size = self.recorder.size
@@ -261,79 +319,17 @@ class Snapshot:
         """Why the run had ended; ``None`` if it had not."""
         return End.read(self.header)
 
-    def write(self, folder: Path, keep: int, simulation: Simulation, comm: SerialComm) -> None:
-        """Write the snapshot and the client rows of ``simulation`` to a checkpoint. Collective.
 
-        Raises:
-            OSError, RuntimeError: on rank 0: the file cannot be written.
-        """
-        rows = simulation.client_rows.cpu().numpy()
-        checkpoint.write(folder, keep, self.header, self.arrays, rows, comm, simulation.placement)
-
-    def restore(self, simulation: Simulation, recorder: Recorder, comm: SerialComm) -> None:
-        """Restore a simulation and its recorder to this state. Collective.
-
-        Raises:
-            CollectiveError: the data differ, the settings lead to a state of other sizes or leave out a
-                recorded block, or with ``exact`` the type of the device differs.
-        """
-        expect_same(self.header["data"], simulation.files)
-        self._expect_recorded(recorder)
-        self._expect_same_machine(simulation, comm)
-        stored, current = self.header["sizes"], _sizes(simulation)
-        if stored != current:
-            raise CollectiveError(
-                f"the checkpoint does not fit these settings: expected a state of {current}, found {stored}"
-            )
-        dtype = np.dtype(simulation.config.run.dtype)
-        for name, state in _records(simulation).items():
-            array = self.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
-            comm.bcast_(array)
-            state.buffer.copy_(torch.from_numpy(array))
-        rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
-        checkpoint.read_clients(self.path, rows, comm, simulation.placement)
-        simulation.restore_client_rows(torch.from_numpy(rows))
-        simulation.restore(self.round, self.header["skipped"], self.header["unsent"])
-        simulation.infeasible = self.header["infeasible"]
-        recorder.restore(self.header, self._history() if comm.rank == 0 else {}, self.arrays.get("best"))
-
-    def _history(self) -> dict[str, np.ndarray]:
-        """Return the history up to this round; damaged rows cause a warning."""
-        tables, lost = history.read(self.path.parent, self.header)
-        if lost:
-            warning(
-                f"{self.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
-                f"of rounds {history.format_ranges(lost)} are lost; the run continues from the state in its "
-                "checkpoint, which is complete"
-            )
-        return tables
-
-    def _expect_recorded(self, recorder: Recorder) -> None:
-        """Raise an error if a recorded block is no longer recorded. Blocks may be added."""
-        recorded = self.header["config"].get("record", ())
-        missing = [block for block in recorded if block not in recorder.blocks]
-        if missing:
-            raise CollectiveError(
-                f"record = {list(recorder.blocks)} leaves out {', '.join(missing)}, whose iterates the run "
-                "has recorded so far: keep it in the list"
-            )
-
-    def _expect_same_machine(self, simulation: Simulation, comm: SerialComm) -> None:
-        """With ``exact``, refuse another type of device, and warn of another machine or other versions."""
-        before, now = self.header.get("device"), simulation.device.type
-        if simulation.config.run.reduction != "exact" or before is None:
-            return
-        if before != now:
-            raise CollectiveError(
-                f"the run began on run.device = {before!r} and would continue on {now!r}, whose results are "
-                f"not bitwise identical, as run.reduction = 'exact' requires: set run.device={before}, or "
-                "continue without the reproducibility guarantee: `mpifed resume FOLDER run.reduction=fused`"
-            )
-        stored = {"mpifed": self.header["versions"]["mpifed"], **self.header["machine"]}
-        current = {"mpifed": versions()["mpifed"], **machine(simulation.device)}
-        changed = differences(stored, current, "before", "now")
-        if changed and comm.rank == 0:
-            warning(f"{changed}: the results may no longer be bitwise identical (run.reduction = 'exact')")
+def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """Return the history up to the round of a snapshot; damaged rows cause a warning."""
+    tables, lost = history.read(snapshot.path.parent, snapshot.header)
+    if lost:
+        warning(
+            f"{snapshot.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
+            f"of rounds {history.format_ranges(lost)} are lost; the run continues from the state in its "
+            "checkpoint, which is complete"
+        )
+    return tables
 
 
 def _records(simulation: Simulation) -> dict[str, State]:
@@ -372,11 +368,11 @@ def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int
     try:
         Header.model_validate(header)
         _expect_arrays(header, arrays, clients)
-    except ValidationError as error:
-        text = explain(error.errors(), "its header").replace("\n", ", ")
-        raise ValueError(f"{text}; it was written by {writer_version(header)}") from None
     except ValueError as error:
-        raise ValueError(f"{error}; it was written by {writer_version(header)}") from None
+        text = str(error)
+        if isinstance(error, ValidationError):
+            text = explain(error.errors(), "its header").replace("\n", ", ")
+        raise ValueError(f"{text}; it was written by {writer_version(header)}") from None
 
 
 def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None:

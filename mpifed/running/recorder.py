@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,14 +31,21 @@ from mpifed.storage import results
 from mpifed.storage.history import row_type
 from mpifed.storage.results import COSTS, End, end_entries
 
-__all__ = ["Best", "Recorder", "is_better", "versions"]
+__all__ = ["Best", "Recorder", "expect_metric", "is_better", "versions"]
 
 #: Whether a column is summed over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
-#: The column with the same values on all ranks.
+#: Index of the column whose values are the same on all ranks.
 _CLOCK = COSTS.index("federated_seconds")
 #: Maximum number of bytes of recorded iterates on rank 0.
 MEMORY = 4 * 2**30
+
+
+def expect_metric(setting: str, metric: str, names: Collection[str]) -> None:
+    """Raise a :class:`ValueError` if a problem has no metric of the name in a setting."""
+    if metric not in names:
+        options = suggest(metric, names)
+        raise ValueError(f"{setting} = {metric!r} is not a metric of this problem: {options}")
 
 
 def is_better(value: float, best: float, maximised: bool, min_delta: float = 0.0) -> bool:
@@ -125,10 +133,7 @@ class Recorder:
             ValueError: there is no such metric.
         """
         metric = self.simulation.config.run.keep_best
-        if metric not in metrics:
-            raise ValueError(
-                f"run.keep_best = {metric!r} is not a metric of this problem: {suggest(metric, metrics)}"
-            )
+        expect_metric("run.keep_best", metric, metrics)
         value, best = metrics[metric], self.best.value if self.best else math.nan
         if is_better(value, best, metric in self.simulation.metrics.maximised):
             self.best = Best(metric, value, self.simulation.round, point.cpu().numpy().copy())
@@ -246,10 +251,8 @@ class Recorder:
         columns = {"costs": self.columns(), "ranks": self._peak_memory}
         columns["metrics"] = {name: np.array(values) for name, values in self.metrics.items()}
         if self.blocks:
-            rounds = np.arange(1, len(self.costs))
-            columns["iterates"] = {block: self.iterates_of(block) for block in self.blocks} | {
-                "round": rounds
-            }
+            columns["iterates"] = {block: self.iterates_of(block) for block in self.blocks}
+            columns["iterates"]["round"] = np.arange(1, len(self.costs))
         results.write(
             folder,
             self._attributes() | end_entries(end),
@@ -271,21 +274,18 @@ class Recorder:
         return results.BestPoint(self.best.metric, self.best.round, flat)
 
     def _point(self) -> results.OutputPoint:
-        simulation = self.simulation
+        simulation, problem = self.simulation, user_problem(self.simulation.problem)
+        point = user_point(simulation.problem, simulation.output.buffer)
         values, tied = network_constants(simulation.config.problem)
-        problem, point = (
-            user_problem(simulation.problem),
-            user_point(simulation.problem, simulation.output.buffer),
-        )
         return results.OutputPoint(
-            {block: flat.cpu().numpy() for block, flat in point.items()},
-            dict(problem.variables()),
-            network_parameters(problem),
-            {
+            flat={block: flat.cpu().numpy() for block, flat in point.items()},
+            shapes=dict(problem.variables()),
+            network=network_parameters(problem),
+            fixed={
                 name: tensor.cpu().to(simulation.dtype if tensor.is_floating_point() else None).numpy()
                 for name, tensor in values.items()
             },
-            dict(tied),
+            tied=dict(tied),
         )
 
     def _attributes(self) -> dict[str, str]:

@@ -33,7 +33,8 @@ __all__ = ["Result", "broadcast", "from_files", "load"]
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Maximum number of metrics, the costs, and the size of the curve in pixels that are shown.
+#: Shown in the text and the HTML: at most this number of metrics, these costs, and a curve of this size in
+#: pixels.
 MAX_METRICS = 12
 SHOWN_COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
 WIDTH, HEIGHT = 320, 80
@@ -82,10 +83,11 @@ class Result:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return _as_text(self)
+        return "\n".join([_heading(self), *(f"  {name:8} {text}" for name, text in _lines(self))])
 
     def _repr_html_(self) -> str:
-        return _as_html(self)
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in _lines(self))
+        return f"<p><b>{escape(_heading(self))}</b></p><table>{''.join(rows)}</table>{_curve(self)}"
 
     @property
     def confusion(self) -> pd.DataFrame | None:
@@ -138,11 +140,10 @@ class Result:
             block: {name: value.shape for name, value in named.items()}
             for block, named in self.parameters.items()
         }
-        rounds = self.history["round"]
-        row = rounds.index(round) if round in rounds else None
-        values = {name: column for name, column in self.history.items() if name != "round"}
-        metrics = {} if row is None else {name: column[row] for name, column in values.items()}
-        parameters = _by_name(point, Blocks(**shapes))
+        parameters, metrics = _by_name(point, Blocks(**shapes)), {}
+        if round in self.history["round"]:
+            row = self.history["round"].index(round)
+            metrics = {name: column[row] for name, column in self.history.items() if name != "round"}
         return replace(
             self,
             point=point,
@@ -180,11 +181,9 @@ class Result:
                 f"weights; its variables are in result.parameters: {blocks or 'unnamed in version 0.1'}"
             )
         network = self._model or _model_of(self.config)
+        places = self.network.items()
         return network.module(
-            {
-                name: self.parameters[block][parameter].cpu()
-                for name, (block, parameter) in self.network.items()
-            }
+            {name: self.parameters[block][parameter].cpu() for name, (block, parameter) in places}
         )
 
     def with_network(self, config: Config) -> Result:
@@ -235,11 +234,12 @@ def from_files(run: results.RunData, output: results.RunOutput) -> Result:
         point=point,
         parameters=_by_name(point, Blocks(**output.point.shapes)),
         metrics=output.metrics,
-        history={"round": run.metric_rounds.tolist()}
-        | {name: values.tolist() for name, values in run.metrics.items()},
+        history={
+            name: values.tolist() for name, values in {"round": run.metric_rounds, **run.metrics}.items()
+        },
         costs=run.costs,
         iterates=output.iterates,
-        round=int(run.costs["round"][-1]),
+        round=run.last_round,
         network=output.point.network,
         end=run.end,
         path=run.path,
@@ -314,15 +314,6 @@ def _model_of(config: dict):
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:
     """Return the named parameters of every block as views of ``point``."""
     return {block: blocks.unflatten(block, point[block]) for block in blocks}
-
-
-def _as_text(result: Result) -> str:
-    return "\n".join([_heading(result), *(f"  {name:8} {text}" for name, text in _lines(result))])
-
-
-def _as_html(result: Result) -> str:
-    rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in _lines(result))
-    return f"<p><b>{escape(_heading(result))}</b></p><table>{''.join(rows)}</table>{_curve(result)}"
 
 
 def _heading(result: Result) -> str:

@@ -77,7 +77,7 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
 
 def _settings_in(folder: Folder) -> Stored:
     run, names = load_if_valid(folder.path), [path.stem for path in folder.checkpoints()]
-    ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
+    ended = run.last_round if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
         header = _newest(folder).header
         return Stored(header["config"], writer_version(header))
@@ -167,7 +167,7 @@ def _complete_result(folder: Folder, config: Config) -> Result | None:
     if run is None or run.end is None:
         return None
     if not run.diverged:
-        check_rounds(_last_round(run), config)
+        check_rounds(run.last_round, config)
     if not has_ended(run, config) or (run.diverged and folder.checkpoints()):
         return None
     _expect_same_data(run, config)
@@ -217,11 +217,7 @@ def is_done(folder: Folder, config: Config) -> bool:
 
 def has_ended(run: RunData, config: Config) -> bool:
     """Whether the results of this job are final."""
-    return run.diverged or bool(final_end(run.end, _last_round(run), run.config, config))
-
-
-def _last_round(run: RunData) -> int:
-    return int(run.costs["round"][-1])
+    return run.diverged or bool(final_end(run.end, run.last_round, run.config, config))
 
 
 def check_rounds(round: int, config: Config) -> None:

@@ -26,14 +26,7 @@ from mpifed.running.callbacks import expect_callbacks
 from mpifed.running.checkpointing import Snapshot, announce
 from mpifed.running.recorder import versions
 from mpifed.running.result import Result
-from mpifed.running.resume import (
-    Stored,
-    find_saved,
-    find_settings,
-    is_done,
-    open_for_resume,
-    open_for_run,
-)
+from mpifed.running.resume import Stored, find_saved, find_settings, is_done, open_for_resume, open_for_run
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
 from mpifed.simulation.setup import resolve_reduction
@@ -103,9 +96,8 @@ def resume(
     comm, folder = world(comm), Folder(folder)
     _collective(comm, lambda: expect_callbacks(callbacks))
     stored = find_settings(comm, folder)
-    config = resolve_reduction(
-        _collective(comm, lambda: _config_of_stored(stored, folder.path, overrides)), comm
-    )
+    config = _collective(comm, lambda: _config_of_stored(stored, folder.path, overrides))
+    config = resolve_reduction(config, comm)
     return _execute(config, comm, folder, lambda: open_for_resume(folder, config), callbacks)
 
 
@@ -142,18 +134,18 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
             ]
     outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
     for number, variant in enumerate(runs, 1):
+        outcome.done += 1
         if variant.name in done:
             outcome.before += 1
-        else:
+            continue
+        if comm.rank == 0:
+            info(f"run {number} of {len(runs)}: {variant.name}")
+        try:
+            run(variant.config, comm)
+        except NonFiniteError as error:
+            outcome.diverged += 1
             if comm.rank == 0:
-                info(f"run {number} of {len(runs)}: {variant.name}")
-            try:
-                run(variant.config, comm)
-            except NonFiniteError as error:
-                outcome.diverged += 1
-                if comm.rank == 0:
-                    info(f"{variant.name}: {error}")
-        outcome.done += 1
+                info(f"{variant.name}: {error}")
     return outcome
 
 

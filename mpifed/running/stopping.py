@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from mpifed.base.log import warning
-from mpifed.base.settings import suggest
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.running.recorder import is_better
+from mpifed.running.recorder import expect_metric, is_better
 from mpifed.storage.results import End
 
 __all__ = ["StopRule"]
@@ -37,7 +36,7 @@ class StopRule:
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
         self.signalled = self.checkpoint_due = self._out_of_time = False
         self.evaluated = -1
-        self._metric_was_finite = self._warned = False  # about the metric
+        self._metric_was_finite = self._warned = False  # warned that the metric is NaN
         self._best, self._best_round, self._waited = math.nan, 0, 0  # on rank 0, for patience
 
     def contribution(self, signalled: bool, elapsed: Callable[[], float], checkpoint_due: bool) -> float:
@@ -88,7 +87,7 @@ class StopRule:
             if self.comm.rank == 0 and history["round"]:
                 state[0], metric = history["round"][-1], self.stop.metric
                 if metric is not None:
-                    self._expect_metric([name for name in history if name != "round"])
+                    expect_metric("stop.metric", metric, [name for name in history if name != "round"])
                     state[1] = not all(map(math.isnan, history[metric]))
                     for r, value in zip(history["round"], history[metric]):
                         self._count(value, r, metric in maximised)
@@ -106,30 +105,30 @@ class StopRule:
         Raises:
             CollectiveError: the metric does not exist.
         """
-        stop, state, best = self.stop, np.zeros(4, dtype=np.int64), np.zeros(1)
+        stop, state = self.stop, np.zeros(5)
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
-                self._expect_metric(metrics)
+                expect_metric("stop.metric", stop.metric, metrics)
                 value = metrics[stop.metric]
                 self._count(value, r, stop.metric in maximised)
-                state[:] = not math.isnan(value), self._is_reached(value), self._waited, self._best_round
-                best[0] = self._best
+                finite, reached = not math.isnan(value), self._is_reached(value)
+                state[:] = finite, reached, self._waited, self._best_round, self._best
         self.comm.bcast_(state)
-        self.comm.bcast_(best)
-        if stop.metric is not None and not state[0] and not self._warned:
+        finite, reached, waited, best_round, best = state.tolist()
+        if stop.metric is not None and not finite and not self._warned:
             self._warned = True
             if self.comm.rank == 0:
                 warning(f"stop.metric = {stop.metric!r} is nan after round {r}: it cannot end the run")
-        self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(state[0])
-        if state[1]:
+        self.evaluated, self._metric_was_finite = r, self._metric_was_finite or bool(finite)
+        if reached:
             bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
             return End("target", f"{stop.metric} is {bound}")
-        if stop.patience is None or state[2] < stop.patience:
+        if stop.patience is None or waited < stop.patience:
             return None
         return End(
             "patience",
-            f"{stop.metric} has not improved in {stop.patience} evaluation(s) since {best[0]:.6g} after "
-            f"round {state[3]}",
+            f"{stop.metric} has not improved in {stop.patience} evaluation(s) since {best:.6g} after "
+            f"round {best_round:.0f}",
         )
 
     def _is_reached(self, value: float) -> bool:
@@ -142,8 +141,3 @@ class StopRule:
             self._best, self._best_round, self._waited = value, r, 0
         elif not math.isnan(self._best):
             self._waited += 1
-
-    def _expect_metric(self, names: Collection[str]) -> None:
-        if self.stop.metric not in names:
-            options = suggest(self.stop.metric, names)
-            raise ValueError(f"stop.metric = {self.stop.metric!r} is not a metric of this problem: {options}")

@@ -1,12 +1,11 @@
 """Ends a run without progress, and reports which ranks have reached the collective call and which have not.
 
 A thread on each rank counts the seconds since the last :meth:`Watchdog.beat`. A rank that reaches its limit
-reports to the witnesses (ranks 0 and 1) where it is: waiting in a collective call, or in a client's step. A
-witness that receives a report asks all other ranks, which answer even if their own limits are longer. The
-first witness that answers prints the list and ends all ranks. A rank that is stopped, or hangs in C code that
-holds the GIL, does not answer and is reported as such. If every rank hangs in such code, no thread of Python
-can run: faulthandler's timer then prints the stacks and ends the process, ``RESERVE`` seconds after the
-limit.
+reports to ranks 0 and 1 where it is: waiting in a collective call, or in a client's step. These two ranks
+then ask all other ranks, which answer even if their own limits are longer. Rank 0, or rank 1 if rank 0 does
+not answer, prints the list and ends all ranks. A rank that is stopped, or hangs in C code that holds the GIL,
+does not answer and is reported as such. If every rank hangs in such code, no thread of Python can run:
+faulthandler's timer then prints the stacks and ends the process, ``RESERVE`` seconds after the limit.
 
 Only time in which the process could run counts. If all ranks are stopped together and continued (Ctrl-Z, a
 suspended Slurm job), the thread wakes up late and the limit is extended. If only one rank is stopped, the
@@ -36,7 +35,7 @@ __all__ = ["Watchdog", "EXIT_HANG"]
 EXIT_HANG = 75
 #: Exit code of a rank whose launcher has died, the same as that of any failed rank.
 EXIT_ORPHAN = 1
-#: Seconds in which the witnesses collect the answers of the other ranks.
+#: Seconds in which ranks 0 and 1 collect the answers of the other ranks.
 GRACE = 5.0
 #: Seconds after the limit at which faulthandler ends a process in which no thread of Python can run.
 RESERVE = 3600.0
@@ -83,8 +82,8 @@ class Watchdog:
 
         Args:
             round: number of completed rounds.
-            then: type of the next work, "round", "evaluation", "checkpoint" or "callbacks". Each type has
-                its own limit.
+            next_work: type of the next work: "round", "evaluation", "checkpoint" or "callbacks". Each type
+                has its own limit.
             expected: expected duration of the next work in seconds, used the first time.
         """
         present, worked = time.monotonic(), time.process_time()
@@ -128,7 +127,7 @@ class Watchdog:
         os._exit(EXIT_ORPHAN)
 
     def _expire(self) -> None:
-        """Report to the witnesses. A witness collects the answers and ends all ranks. Does not return."""
+        """Report to ranks 0 and 1, which collect the answers and end all ranks. Does not return."""
         _set_timer(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
         status_text = f"waits in {call}" if call else f"is at {self._location()}"
@@ -137,7 +136,7 @@ class Watchdog:
             faulthandler.dump_traceback(file=sys.__stderr__)
         LOG.critical("no progress: this rank %s\n%s", status_text, self._stack())
         if answers is None or rank != min(answers):
-            time.sleep(2 * GRACE)  # the first witness ends all ranks before this
+            time.sleep(2 * GRACE)  # another rank ends all ranks before this
             answers = {rank: status_text}
         print_error(self._report(answers))
         LOG.critical(self._report(answers).removeprefix("mpifed: "))

@@ -38,10 +38,14 @@ MARGIN = 4 * 2**20
 Validator = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
-def _row_spans(first: int, last: int, row_bytes: int):
-    """Split rows ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes."""
-    step = max(1, MAX_BLOCK // max(1, row_bytes))
+def _row_spans(first: int, last: int, rows: np.ndarray):
+    """Split ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes in rows of the size of ``rows``."""
+    step = max(1, MAX_BLOCK // max(1, _row_bytes(rows)))
     return ((start, min(start + step, last)) for start in range(first, last, step))
+
+
+def _row_bytes(rows: np.ndarray) -> int:
+    return rows.shape[1] * rows.itemsize
 
 
 def write(
@@ -65,19 +69,16 @@ def write(
     Raises:
         OSError, RuntimeError: on rank 0: the file cannot be written.
     """
-    row_bytes = rows.shape[1] * rows.itemsize
     if comm.rank != 0:
-        for start, stop in _row_spans(0, len(rows), row_bytes):
+        for start, stop in _row_spans(0, len(rows), rows):
             comm.send(rows[start:stop], 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
     blocks = _receive(rows, comm, placement)
     try:
-        _expect_space(final.parent, sum(a.nbytes for a in arrays.values()) + placement.clients * row_bytes)
-        with (
-            replacing(final) as temporary,
-            create(temporary, CHECKPOINT_MAGIC, FORMAT) as file,
-        ):
+        whole = sum(array.nbytes for array in arrays.values())
+        _expect_space(final.parent, whole + placement.clients * _row_bytes(rows))
+        with replacing(final) as temporary, create(temporary, CHECKPOINT_MAGIC, FORMAT) as file:
             for name, array in arrays.items():
                 file[name] = array
             clients = file.create_dataset("clients", (placement.clients, rows.shape[1]), rows.dtype)
@@ -97,7 +98,7 @@ def _receive(rows: np.ndarray, comm: SerialComm, placement: Placement):
     """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block."""
     yield 0, rows
     for rank in range(1, comm.size):
-        for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows.shape[1] * rows.itemsize):
+        for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows):
             block = np.empty((stop - start, rows.shape[1]), rows.dtype)
             comm.receive(block, rank)
             yield start, block
@@ -145,7 +146,7 @@ def newest(
 
     Returns:
         The path (``None`` if there is no valid checkpoint), the header, the whole arrays, and one line per
-        newer file that is damaged or foreign.
+        newer file that is damaged or does not have the expected content.
     """
     errors = []
     for path in reversed(checkpoints(folder)):
@@ -158,14 +159,13 @@ def newest(
 
 def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placement: Placement) -> None:
     """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective."""
-    row_bytes = rows.shape[1] * rows.itemsize
     if comm.rank != 0:
-        for start, stop in _row_spans(0, len(rows), row_bytes):
+        for start, stop in _row_spans(0, len(rows), rows):
             comm.receive(rows[start:stop], 0)
         return
     with open_untrusted(path) as file:
         clients = file["clients"]
         rows[...] = clients[: len(rows)]
         for rank in range(1, comm.size):
-            for start, stop in _row_spans(*placement.edges[rank : rank + 2], row_bytes):
+            for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows):
                 comm.send(np.ascontiguousarray(clients[start:stop]), rank)

@@ -77,12 +77,8 @@ def register(folder: Path, patterns: Iterable[str]) -> None:
     refuse_foreign(path for path in existing if not _head(path).startswith(_RUN_MAGICS))
     if new:
         refuse_foreign([folder / MARKER] if not known else [])
-        temporary = folder / f"{MARKER}.tmp.{os.getpid()}"
-        with open(temporary, "w") as file:
-            file.write("\n".join([_TITLE, *known, *new, ""]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, folder / MARKER)
+        with replacing(folder / MARKER) as temporary:
+            temporary.write_text("\n".join([_TITLE, *known, *new, ""]))
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -110,12 +106,12 @@ def refuse_foreign(paths: Iterable[Path]) -> None:
 
 
 def _refusal(path: Path) -> str:
-    mode = os.lstat(path).st_mode
-    is_link, is_folder = stat.S_ISLNK(mode), stat.S_ISDIR(mode)
-    kind_of_file = (
-        "a symbolic link" if is_link else "a folder" if is_folder else "a file that mpifed has not written"
-    )
-    return f"{path} is {kind_of_file} and would be replaced: move it away, or choose another place"
+    found = "a file that mpifed has not written"
+    if path.is_symlink():
+        found = "a symbolic link"
+    elif path.is_dir():
+        found = "a folder"
+    return f"{path} is {found} and would be replaced: move it away, or choose another place"
 
 
 def expect_writable(path: str | Path, signature: Callable[[bytes], bool]) -> None:

@@ -8,13 +8,12 @@ import os
 import socket
 import stat
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
-from mpifed.parallel.world import slurm_job
+from mpifed.parallel.world import process_name
 from mpifed.storage.files import (
     HISTORY_FILE,
     LOCK_FILE,
@@ -123,8 +122,7 @@ class Folder:
                 f"{self.path} is still locked by {before}; make sure that this process has ended, since two "
                 "runs must not share a folder"
             )
-        job = f", Slurm job {number}" if (number := slurm_job()) else ""
-        self._signature = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        self._signature = process_name()
         os.ftruncate(self._lock.fileno(), 0)
         os.pwrite(self._lock.fileno(), f"{self._signature}\n".encode(), 0)
 

@@ -104,14 +104,12 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
     file.seek(0)
     first, _, rest = file.read(USER_BLOCK).partition(b"\n")
     if first != magic + b"%d" % format:
-        is_version_01 = first.startswith(HDF5_MAGIC[:4])
-        number = "1" if is_version_01 else first[len(magic) :].decode(errors="replace")
-        is_mpifed_file = is_version_01 or first.startswith(magic)
-        found = (
-            f"of format {number}"
-            if is_mpifed_file
-            else f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
-        )
+        if first.startswith(magic):
+            found = f"of format {first[len(magic) :].decode(errors='replace')}"
+        elif first.startswith(HDF5_MAGIC[:4]):
+            found = "of format 1"  # of version 0.1
+        else:
+            found = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
         raise ValueError(f"it is {found}, expected format {format}")
     if rest.partition(b"\n")[0] != _digest(file):
         raise ValueError("its bytes do not match their digest")

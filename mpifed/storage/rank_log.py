@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import stat
-import time
 import warnings
 from pathlib import Path
 
 from mpifed.base.log import LOG, escape_control, warning
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.world import slurm_job
+from mpifed.parallel.world import process_name
 from mpifed.storage.files import LOG_FILES, LOG_FOLDER, is_registered, logs, rank_of, register
 
 __all__ = ["RankLog"]
@@ -98,7 +96,8 @@ class RankLog:
         try:
             stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_no_link)
             self._start_of_run = os.fstat(stream.fileno()).st_size
-            stream.write(_first_line(self._comm))
+            ranks = f"rank {self._comm.rank} of {self._comm.size}"
+            stream.write(f"mpifed log of {ranks}, {process_name()}\n")
             stream.flush()
         except OSError as error:
             if self._comm.rank == 0:
@@ -137,10 +136,3 @@ class RankLog:
 
 def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _first_line(comm: SerialComm) -> str:
-    job = f", Slurm job {number}" if (number := slurm_job()) else ""
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    process = f"process {os.getpid()} on {socket.gethostname()}{job}, since {now}"
-    return f"mpifed log of rank {comm.rank} of {comm.size}, {process}\n"

@@ -163,6 +163,11 @@ class RunData:
         return self.path.parent if self.path.name == RUN_FILE else self.path
 
     @property
+    def last_round(self) -> int:
+        """The number of completed rounds."""
+        return int(self.costs["round"][-1])
+
+    @property
     def stopped(self) -> str:
         """Why the run ended; "" while it runs."""
         return self.end.sentence if self.end else ""
@@ -244,10 +249,7 @@ def write(
         groups["clients"] = details.clients
     if details and details.confusion is not None:
         classes["confusion"] = details.confusion, details.classes
-    with (
-        replacing(Path(folder) / RUN_FILE) as temporary,
-        create(temporary, RESULTS_MAGIC, FORMAT) as file,
-    ):
+    with replacing(Path(folder) / RUN_FILE) as temporary, create(temporary, RESULTS_MAGIC, FORMAT) as file:
         file.attrs.update(attributes)
         for group, arrays in groups.items():
             node = file.create_group(group, track_order=True)  # the order of the metrics is kept
@@ -256,20 +258,14 @@ def write(
         for name, (counts, names) in classes.items():
             file[name] = counts
             file[name].attrs["classes"] = json.dumps(names)
-        _write_point(file, point)
-        file["final"].attrs.update(metrics or {})
+        _write_blocks(file, "final", point.flat, point).attrs.update(metrics or {})
         if best:
             node = _write_blocks(file, "best", best.flat, point)
             node.attrs.update(metric=best.metric, round=best.round)
-
-
-def _write_point(file: h5py.File, point: OutputPoint) -> None:
-    """Write the point and the fixed values of the network, so that exports need no code of the user."""
-    _write_blocks(file, "final", point.flat, point)
-    group = file.create_group(_NETWORK)
-    group.attrs["tied"] = json.dumps(point.tied)
-    for name, values in point.fixed.items():
-        group[name] = values
+        network = file.create_group(_NETWORK)  # so that exports need no user code
+        network.attrs["tied"] = json.dumps(point.tied)
+        for name, values in point.fixed.items():
+            network[name] = values
 
 
 def _write_blocks(

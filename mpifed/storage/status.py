@@ -130,8 +130,8 @@ def _search(folder: Path, trials: list[Status]) -> Status:
         folder,
         active or ("finished" if metric else "stopped"),
         f"{len(trials)} trials: {', '.join(f'{count} {state}' for state, count in counts.items())}",
-        trials[0].method,
-        trials[0].problem,
+        method=trials[0].method,
+        problem=trials[0].problem,
         metric=metric,
         age=min((trial.age for trial in trials if trial.age is not None), default=None),
         trials=len(trials),
@@ -160,19 +160,20 @@ def _status(folder: Path) -> Status:
     config = run.config if run else config
     rounds, running = config.get("rounds"), run is not None and state.startswith("running")
     metric = next(iter(run.metrics), "") if run else ""
+    done = [_round(files), run.last_round if run else None]
     return Status(
         folder,
         state,
         reason,
-        _name(config, "algorithm"),
-        _name(config, "problem"),
-        max((number for number in (_round(files), _last_round(run)) if number is not None), default=None),
-        rounds if isinstance(rounds, int) else None,
-        _latest(run, metric),
-        _age([results, *files] if run or error or files else [lock]),
-        _pace(run) if running else None,
-        _left(run, _age([results, lock])) if running else None,
-        _latest(run, split_metric_name(VALIDATION, metric)),
+        method=_name(config, "algorithm"),
+        problem=_name(config, "problem"),
+        round=max((number for number in done if number is not None), default=None),
+        rounds=rounds if isinstance(rounds, int) else None,
+        metric=_latest(run, metric),
+        validation=_latest(run, split_metric_name(VALIDATION, metric)),
+        age=_age([results, *files] if run or error or files else [lock]),
+        pace=_pace(run) if running else None,
+        left=_left(run, _age([results, lock])) if running else None,
     )
 
 
@@ -189,7 +190,7 @@ def _state(
         return "running", lock_holder.text, {}
     if lock_holder.holds is None:
         return "running?", f"{lock_holder.text}, unless it was killed", {}
-    if run and run.end and (not files or _round(files) <= _last_round(run)):
+    if run and run.end and (not files or _round(files) <= run.last_round):
         return "failed" if run.diverged else "finished", run.stopped, {}
     if not files:
         return ("damaged", error, {}) if error else ("failed", "it ended before its first checkpoint", {})
@@ -227,10 +228,6 @@ def _round(files: list[Path]) -> int | None:
     return round_of(files[-1]) if files else None
 
 
-def _last_round(run: RunData | None) -> int | None:
-    return int(run.costs["round"][-1]) if run else None
-
-
 def _latest(run: RunData | None, metric: str) -> tuple[str, float] | None:
     values = run.metrics.get(metric, ()) if run else ()
     return (metric, float(values[-1])) if len(values) else None
@@ -247,7 +244,7 @@ def _left(run: RunData, since: float | None) -> float | None:
     """Estimate the seconds until a run ends, ``since`` seconds after it started or last wrote results."""
     rounds, stop, pace = run.config.get("rounds"), run.config.get("stop"), _pace(run)
     budget = stop.get("seconds") if isinstance(stop, dict) else None
-    ends = [(rounds - _last_round(run)) / pace] if pace and isinstance(rounds, int) else []
+    ends = [(rounds - run.last_round) / pace] if pace and isinstance(rounds, int) else []
     ends += [budget - float(run.costs["seconds"][-1])] if isinstance(budget, int | float) else []
     return max(0.0, min(ends) - (since or 0.0)) if ends else None
 

@@ -85,7 +85,7 @@ def test_shared_memory_has_no_name_and_is_freed(comm):
         return mapped, len(os.listdir("/proc/self/fd"))
 
     before, names = here(), set(os.listdir("/dev/shm"))
-    node = Nodes.of(comm).node
+    node = Nodes.from_comm(comm).node
     memory = share_memory(comm, node, 10_000)
     assert here() == (before[0] + node.size, before[1])
     assert not [name for name in set(os.listdir("/dev/shm")) - names if "mpifed" in name]
@@ -106,7 +106,7 @@ def test_all_ranks_use_mpi_if_one_has_no_shared_memory(comm, capfd, monkeypatch)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(CollectiveError, match="File too large"):
-            share_memory(comm, Nodes.of(comm).node, 10_000)
+            share_memory(comm, Nodes.from_comm(comm).node, 10_000)
         reductions = [ExactReduction(shm, 4, placement, size, torch.float32) for _ in range(2)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

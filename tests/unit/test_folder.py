@@ -266,12 +266,10 @@ def test_files_are_synced_before_they_are_renamed(tmp_path, disk):
     run(job(out, checkpoint_every=ROUNDS))
     folders = (out.parent, out.parents[1], tmp_path)
     expected = [("sync", place.stat().st_ino, b"") for place in folders]
-    for file in (out / MARKER, out / "log" / MARKER):
-        expected += [("sync", file.stat().st_ino, file.read_bytes()), ("replace", MARKER)]
-    for name in ("history.bin", f"checkpoint-{ROUNDS:08d}.h5", "run.h5"):
+    for name in (MARKER, f"log/{MARKER}", "history.bin", f"checkpoint-{ROUNDS:08d}.h5", "run.h5"):
         file = out / name
-        expected += [("sync", file.stat().st_ino, file.read_bytes()), ("replace", name)]
-        expected += [("sync", out.stat().st_ino, b"")]
+        expected += [("sync", file.stat().st_ino, file.read_bytes()), ("replace", file.name)]
+        expected += [("sync", file.parent.stat().st_ino, b"")]
     assert disk == expected
 
 

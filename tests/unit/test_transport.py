@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpifed.parallel import devices, transport
+from mpifed.parallel import devices, transport, world
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import deterministic, device_for, peak_memory
 from mpifed.parallel.transport import choose_transport
@@ -140,7 +140,7 @@ def test_split_communicators_use_different_gpus(monkeypatch, variable):
     """Each has one rank, with local rank 0, but the launcher has started several."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(devices, "slurm_job", lambda: "12" if variable == "SLURM_LOCALID" else None)
+    monkeypatch.setattr(world, "slurm_job", lambda: "12" if variable == "SLURM_LOCALID" else None)
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

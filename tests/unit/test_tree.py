@@ -12,7 +12,7 @@ from trees import average_by_definition, average_on_ranks
 from mpifed.parallel import exchange, transport
 from mpifed.parallel.exchange import MessageExchange
 from mpifed.parallel.placement import Cohort, Placement
-from mpifed.parallel.tree import Sums, Tree, max_partial_sums, program
+from mpifed.parallel.tree import PartialSums, Tree, max_partial_sums, plan_one_by_one
 
 RNG = np.random.default_rng(5)
 
@@ -63,18 +63,18 @@ def test_sums_within_and_between_nodes_give_the_root(nodes):
         members = np.sort(RNG.choice(clients, RNG.integers(1, clients + 1), replace=False))
         values, placement = rows(clients, 2), Placement(clients, ranks, edges)
         sums = Cohort(members, placement, 0).tree.sums
-        parts = [values[0] * 0 + RNG.standard_normal() for _ in range(sum(sums.partials))]
-        whole, left, ends = evaluate(sums.all, parts)[0], [], np.cumsum([0, *sums.partials])
+        parts = [values[0] * 0 + RNG.standard_normal() for _ in range(sum(sums.counts))]
+        whole, left, ends = evaluate(sums.all, parts)[0], [], np.cumsum([0, *sums.counts])
         for first, last in zip(nodes, nodes[1:]):
             left += evaluate(sums.within(first, last), parts[ends[first] : ends[last]])
-            assert sums.between(nodes).partials[nodes.index(first)] == len(left) - sum(
-                sums.between(nodes).partials[: nodes.index(first)]
+            assert sums.between(nodes).counts[nodes.index(first)] == len(left) - sum(
+                sums.between(nodes).counts[: nodes.index(first)]
             )
         assert torch.equal(evaluate(sums.between(nodes).all, left)[0], whole)
 
 
 def evaluate(plan, parts):
-    """The final values of a plan of ``tree.program``."""
+    """The final values of a plan of ``tree.plan_one_by_one``."""
     additions, final = plan
     values = dict(enumerate(parts))
     for out, left, right in additions:
@@ -83,9 +83,9 @@ def evaluate(plan, parts):
 
 
 def test_fused_sums_add_ranks_in_order_first_within_nodes():
-    assert Sums.of_ranks((0, 4)).all[0] == [(-1, 0, 1), (-1, -1, 2), (-1, -1, 3)]
-    assert Sums.of_ranks((0, 2, 4)).all[0] == [(-1, 0, 1), (-2, 2, 3), (-1, -1, -2)]
-    assert program(np.array([64, 64]), np.array([True])) == ([], [0])
+    assert PartialSums.of_ranks((0, 4)).all[0] == [(-1, 0, 1), (-1, -1, 2), (-1, -1, 3)]
+    assert PartialSums.of_ranks((0, 2, 4)).all[0] == [(-1, 0, 1), (-2, 2, 3), (-1, -1, -2)]
+    assert plan_one_by_one(np.array([64, 64]), np.array([True])) == ([], [0])
 
 
 @pytest.mark.parametrize("first, last", [(0, 1), (0, 64), (0, 10_000), (5, 5), (1, 128), (313, 2500), (7, 9)])
@@ -103,7 +103,7 @@ def test_a_rank_stores_few_partial_sums(first, last):
                 assert before == held
                 held += 1 - joined
                 assert held <= most
-        assert held == tree.sums.partials[1]
+        assert held == tree.sums.counts[1]
 
 
 def test_the_number_of_partial_sums_is_computed_in_logarithmic_time():
@@ -113,8 +113,8 @@ def test_the_number_of_partial_sums_is_computed_in_logarithmic_time():
 
 
 def test_aligned_blocks_have_one_partial_sum_per_rank():
-    assert Cohort(np.arange(64), Placement(64, 4), 2).tree.sums.partials == (1, 1, 1, 1)
-    assert Cohort(np.arange(1000), Placement(1000, 2), 0).tree.sums.partials == (6, 3)
+    assert Cohort(np.arange(64), Placement(64, 4), 2).tree.sums.counts == (1, 1, 1, 1)
+    assert Cohort(np.arange(1000), Placement(1000, 2), 0).tree.sums.counts == (6, 3)
 
 
 def test_groups_are_added_in_few_steps():

@@ -77,7 +77,7 @@ def test_report_of_the_place(capfd):
     assert "most recent call first" in said and "Arrived: none" in said, said
 
 
-def test_other_ranks_end_the_job_if_the_first_witness_does_not(capfd, monkeypatch):
+def test_other_ranks_end_the_job_if_rank_0_does_not(capfd, monkeypatch):
     """Rank 1 ends the job if rank 0, from which it has an answer, does not."""
     monkeypatch.setattr(watchdog, "GRACE", 0.1)
     for rank, answers in ((1, {0: "waits in Bcast"}), (3, None)):
