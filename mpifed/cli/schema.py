@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, PydanticUserError, create_model
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import Options, as_table, default_of, json_schema
 from mpifed.config.job import Config
+from mpifed.config.tables import to_toml
 from mpifed.config.tuning import Tune
 from mpifed.problems import PROBLEMS
 
@@ -109,24 +110,14 @@ def _is_bound(value) -> bool:
 
 
 def _default(default) -> str:
-    if default is dataclasses.MISSING:
-        return "required"
-    return "unset" if default is None else toml(as_table(default))
+    return "required" if default is dataclasses.MISSING else toml(as_table(default))
 
 
 def toml(value) -> str:
-    """Format a value as in a job file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
+    """Format a value as in a job file, a constant schedule as its number."""
     if isinstance(value, dict) and value.get("name") == "constant":
-        return toml(value["value"])
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml(item)}' for key, item in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
-    return "unset" if value is None else str(value)
+        value = value["value"]
+    return "unset" if value is None else to_toml(value)
 
 
 def job_schema() -> dict[str, Any]:

@@ -27,16 +27,17 @@ from mpifed.algorithms.mime import BASES, Base
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.settings import default_of
 from mpifed.config.plugins import find_class
-from mpifed.config.tables import set_key
+from mpifed.config.tables import is_number, set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.schedules import PositiveRate, Rate, Threshold, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
-__all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
+__all__ = ["Choice", "Range", "Space", "space_of"]
 
+#: Types of settings that are floats.
+_FLOATS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
-_NUMBERS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
 #: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
 _CHOICES_WITH_SETTINGS = (
@@ -122,11 +123,6 @@ class Choice:
         return f"one of {', '.join(map(str, self.values))}"
 
 
-def is_number(value) -> bool:
-    """Return whether a value of a job file is a number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True)
 class Space:
     """A method with open settings.
@@ -207,7 +203,7 @@ def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[st
 
 
 def _given_setting(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
-    members = next((members for kind, members in _CHOICES_WITH_SETTINGS if hint == kind), None)
+    members = next((members for cls, members in _CHOICES_WITH_SETTINGS if hint == cls), None)
     if isinstance(value, list):
         choice = _choice(key, value)
         yield key, choice if len(value) > 1 else value[0]
@@ -288,15 +284,14 @@ def _is_decay(hint, field) -> bool:
 def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
     """Yield the default range of an omitted float, or of each float of an omitted choice by name."""
     default = default_of(field)
-    for kind, members in _CHOICES_WITH_SETTINGS:
-        if hint == kind and default is not None:
+    for cls, members in _CHOICES_WITH_SETTINGS:
+        if hint == cls and default is not None:
             name = default if isinstance(default, str) else getattr(default, "choice_name", None)
             inside = [*_open_settings(members.get(name), {}, f"{key}.")]
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
-    is_open = hint in _NUMBERS and default not in (None, 1, math.inf)
-    if not is_open or least > 0:
+    if hint not in _FLOATS or default in (None, 1, math.inf) or least > 0:
         return
     if _is_decay(hint, field):
         low, high = COMPLEMENT
