@@ -209,15 +209,13 @@ def catalogue(word: str = "") -> dict[str, dict[str, str]]:
     Args:
         word: a text that the group, the name or the paragraph must contain, in upper or lower case.
     """
-    found = {
-        group: {
-            name: text
-            for name, text in ((name, _summary(obj)) for name, obj in members.items())
-            if word.lower() in f"{group}\n{name}\n{text}".lower()
-        }
-        for group, (members, *_) in GROUPS.items()
-    }
-    return {group: members for group, members in found.items() if members}
+    found: dict[str, dict[str, str]] = {}
+    for group, (members, *_) in GROUPS.items():
+        for name, obj in members.items():
+            text = _summary(obj)
+            if word.lower() in f"{group}\n{name}\n{text}".lower():
+                found.setdefault(group, {})[name] = text
+    return found
 
 
 def _summary(obj) -> str:
@@ -327,13 +325,10 @@ def _example_line(group: Group, name: str, obj) -> str:
     cls = getattr(obj, "cls", obj)
     if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
         return ""
-    examples = getattr(cls, "example", {})
-    required = {
-        field.name: examples.get(
-            field.name, _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
-        )
-        for field in (_required(obj) if isinstance(cls, type) else ())
-    }
+    examples, required = getattr(cls, "example", {}), {}
+    for field in _required(obj) if isinstance(cls, type) else ():
+        plausible = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
+        required[field.name] = examples.get(field.name, plausible)
     return f"{group.setting} = {toml({'name': name, **required}) if required else toml(name)}"
 
 
@@ -358,10 +353,9 @@ def _find(name: str) -> tuple[str, str, Any]:
     if ":" not in name:
         if places := [f"`mpifed info {place}`" for place in _having(name.rpartition(".")[2])]:
             raise ConfigError(f"{name!r} is a setting: see {join_names(places)}")
-        words = [
-            word for plural, group in GROUPS.items() for word in (plural, group.singular, *group.members)
-        ]
-        options = [*words, *EXAMPLES, *TOP_LEVEL, "settings"]
+        options = [*EXAMPLES, *TOP_LEVEL, "settings"]
+        for plural, group in GROUPS.items():
+            options += [plural, group.singular, *group.members]
         raise ConfigError(f"unknown name {name!r}: {suggest(name, options)}")
     try:
         return name, "methods", find_class(name, "algorithm")

@@ -271,8 +271,9 @@ for _command in (export, info, launch, list_, measure, new, report, schema, self
 
 
 def _show_warning(message, category, filename, line, *_) -> None:
-    own = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
-    text = f"mpifed: warning: {message}" if own else warnings.formatwarning(message, category, filename, line)
+    text = warnings.formatwarning(message, category, filename, line)
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        text = f"mpifed: warning: {message}"
     print_error(text.rstrip())
 
 

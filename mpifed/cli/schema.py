@@ -64,16 +64,12 @@ def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
         schema = json_schema(cls)
     except (PydanticUserError, NameError):  # annotations of a user-defined class cannot be evaluated
         schema = {}
-    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
-    return [
-        Row(
-            name,
-            _values(properties.get(name, {}), definitions),
-            _default(default),
-            properties.get(name, {}).get("description", ""),
-        )
-        for name, default in fields.items()
-    ]
+    rows = []
+    for name, default in fields.items():
+        field = schema.get("properties", {}).get(name, {})
+        values = _values(field, schema.get("$defs", {}))
+        rows.append(Row(name, values, _default(default), field.get("description", "")))
+    return rows
 
 
 def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
@@ -135,10 +131,7 @@ def job_schema() -> dict[str, Any]:
     for table in schema["properties"]["algorithm"]["anyOf"]:  # a theorem can determine any numeric setting
         for key, value in table.get("properties", {}).items():
             if key != "name" and "number" in _values(value, schema["$defs"]).lower():
-                table["properties"][key] = {
-                    "description": value["description"],
-                    "anyOf": [value, *_THEOREM],
-                }
+                table["properties"][key] = {"description": value["description"], "anyOf": [value, *_THEOREM]}
     return {"$schema": "http://json-schema.org/draft-04/schema#"} | _draft_4(schema)
 
 

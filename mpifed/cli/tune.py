@@ -112,12 +112,8 @@ def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> No
         row = ["not done yet", "", "", ""]
         if result is not None:
             settings = ", ".join(f"{key} = {value}" for key, value in result.settings.items())
-            row = [
-                settings,
-                f"{result.value:.5g}",
-                f"{len(result.tried)}",
-                f"{result.spent:,} of {result.budget:,}",
-            ]
+            calls = f"{result.spent:,} of {result.budget:,}"
+            row = [settings, f"{result.value:.5g}", str(len(result.tried)), calls]
         rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
     echo(tuning.out / BEST)

@@ -46,15 +46,10 @@ class Tune(Section):
         "settings, such that a method with the fewest open settings has this budget",
     )
     min_rounds: int = Field(
-        1,
-        ge=1,
-        description="least number of rounds of the shortest runs, e.g. those of an epoch",
+        1, ge=1, description="least number of rounds of the shortest runs, e.g. those of an epoch"
     )
     seeds: int = Field(
-        3,
-        ge=1,
-        le=100,
-        description="number of seeds of runs with at least a third of the rounds",
+        3, ge=1, le=100, description="number of seeds of runs with at least a third of the rounds"
     )
     fresh: int | None = Field(
         None, ge=1, le=100, description="number of new seeds in best.toml; default: seeds"

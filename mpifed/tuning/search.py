@@ -240,20 +240,15 @@ class Search:
         trials = [Trial(point, settings_at(self.open, point), number) for point in points]
         self.trials += trials
         for stage, (rounds, seeds) in enumerate(stages, 1):
-            wanted = [
-                (trial, seed)
-                for trial in trials
-                for seed in self.seeds[:seeds]
-                if (rounds, seed) not in trial.outcomes
-            ]
-            begun = {(id(trial), seed) for trial in trials for _, seed in trial.outcomes}
-            requests = [
-                Request(trial.settings, seed, rounds, (id(trial), seed) not in begun)
-                for trial, seed in wanted
-            ]
+            runs = [(trial, seed) for trial in trials for seed in self.seeds[:seeds]]
             # With one seed, full runs may have been run before.
+            runs = [(trial, seed) for trial, seed in runs if (rounds, seed) not in trial.outcomes]
+            requests = [
+                Request(trial.settings, seed, rounds, all(other != seed for _, other in trial.outcomes))
+                for trial, seed in runs
+            ]
             outcomes = (yield requests) if requests else ()
-            for (trial, seed), outcome in zip(wanted, outcomes, strict=True):
+            for (trial, seed), outcome in zip(runs, outcomes, strict=True):
                 trial.outcomes[rounds, seed] = outcome
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
             trials = ranked[: _survivors(len(ranked))] if stage < len(stages) else []
