@@ -292,13 +292,10 @@ def _check_method(method: Algorithm, report: Report) -> None:
             raise (NotChecked if problem else ContractError)(refusals[name])
         _run(method, one, dtype=dtype)
 
-    runs = [
-        (
-            f"{ROUNDS} rounds on {name} stay finite" + ", {dtype}" * (name not in refusals),
-            partial(rounds, name, one),
-        )
-        for name, one in problems_for(method).items()
-    ]
+    runs: list[Check] = []
+    for name, one in problems_for(method).items():
+        statement = f"{ROUNDS} rounds on {name} stay finite" + ", {dtype}" * (name not in refusals)
+        runs.append((statement, partial(rounds, name, one)))
     if report.run(runs):
         report.run(METHOD_CHECKS, method, problem)
 

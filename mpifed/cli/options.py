@@ -85,11 +85,8 @@ def complete_setting(ctx, param, incomplete: str) -> list[str]:
     from mpifed.config.tuning import Tune
 
     keys = [*(Config.model_fields.keys() - SECTIONS), "algorithm.name", "problem.name", "problem.clients"]
-    keys += [
-        f"{name}.{key}"
-        for name, section in {**SECTIONS, "tune": Tune}.items()
-        for key in section.model_fields
-    ]
+    for name, section in {**SECTIONS, "tune": Tune}.items():
+        keys += [f"{name}.{key}" for key in section.model_fields]
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 
 

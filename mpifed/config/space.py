@@ -74,6 +74,16 @@ class Range:
         """Return the rounded number at a fraction of the logarithmic distance from ``low`` to ``high``."""
         return self.rounded(math.exp(math.log(self.low) + fraction * math.log(self.high / self.low)))
 
+    @property
+    def size(self) -> float:
+        """The number of values; infinite for real numbers."""
+        return self.high - self.low + 1 if self.integer else math.inf
+
+    @property
+    def costliest(self) -> float:
+        """The largest integer, or the smallest real number, such as a step size."""
+        return self.value(self.high if self.integer else self.low)
+
     def rounded(self, number: float) -> float:
         """Return the nearest number in the range with :data:`DIGITS` digits."""
         near = round(number) if self.integer else float(f"{number:.{DIGITS}g}")
@@ -109,15 +119,37 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """A value out of a list."""
+    """A value out of a list. Points contain its index in the list."""
 
     values: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return len(self.values)
 
     @property
     def ordered(self) -> bool:
         """Whether the values are increasing numbers, so that neighbours in the list are similar."""
         numbers = all(is_number(value) for value in self.values)
         return numbers and list(self.values) == sorted(self.values)
+
+    @property
+    def costliest(self) -> Any:
+        """The largest of ordered values, otherwise the first one."""
+        return max(self.values) if self.ordered else self.values[0]
+
+    def at_fraction(self, fraction: float) -> int:
+        """Return the index at a fraction of the list."""
+        return math.floor(fraction * len(self.values))
+
+    def rounded(self, index: int) -> int:
+        """Return the index unchanged."""
+        return index
+
+    def value(self, index: float) -> Any:
+        """Return the value with this index."""
+        return self.values[int(index)]
 
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self.values))}"
@@ -147,22 +179,12 @@ class Space:
     @property
     def size(self) -> float:
         """The number of points; infinite with a range of real numbers."""
-        return math.prod(
-            len(domain.values)
-            if isinstance(domain, Choice)
-            else (domain.high - domain.low + 1 if domain.integer else math.inf)
-            for domain in self.open.values()
-        )
+        return math.prod(domain.size for domain in self.open.values())
 
     @property
     def costliest(self) -> dict[str, Any]:
         """Values with the largest integers, which make a round most expensive, and the smallest steps."""
-        return {
-            key: domain.value(domain.high if domain.integer else domain.low)
-            if isinstance(domain, Range)
-            else (max(domain.values) if domain.ordered else domain.values[0])
-            for key, domain in self.open.items()
-        }
+        return {key: domain.costliest for key, domain in self.open.items()}
 
     def costly_candidates(self) -> Iterator[dict[str, Any]]:
         """Yield :attr:`costliest`, then a copy for each range of real numbers with its largest value.

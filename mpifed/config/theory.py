@@ -62,12 +62,8 @@ def fill(
     given_constants = _merged([theory, *from_theorem.values()])
     theorem = _theorem_for(given_constants.pop("of", None), method)
     others = {key: value for key, value in settings.items() if key not in from_theorem}
-    constants = _constants(
-        theorem,
-        given_constants,
-        _known_from_job(method, others, table),
-        lambda: _constants_of_problem(table, problem),
-    )
+    known = _known_from_job(method, others, table)
+    constants = _constants(theorem, given_constants, known, lambda: _constants_of_problem(table, problem))
     prescription = _prescribe(theorem.name, constants)
     filled = {key: _scaled(key, prescription, times[key], theorem) for key in from_theorem}
     for key, multiple in stored_times.items():  # keep the entries of settings that have not changed since
