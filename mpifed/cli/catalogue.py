@@ -185,7 +185,7 @@ Lists of values of settings by their dotted names. Every combination is a run. S
 tables are expanded separately. `algorithm` and `problem` may be lists of tables, whose settings
 may be lists, too.""",
     "tune": """\
-A search for the best settings of several methods, at the same cost for each: `mpifed tune`. In the
+A search for the best settings of several methods, with comparable budgets: `mpifed tune`. In the
 table of a method, a value is fixed, a list is a choice, and `{ low = 1e-3, high = 1.0 }` is a range that is
 searched on a logarithmic scale; the same holds for nested tables. Floats that are left out are searched in
 default ranges: weights from .01 to 1, decays such that 1 minus the decay is from .001 to 1, others from 1e-4
@@ -351,7 +351,7 @@ def _find(name: str) -> tuple[str, str, Any]:
             if known.lower() == name.lower():
                 return known, group, obj
     if ":" not in name:
-        if places := [f"`mpifed info {place}`" for place in _having(name.rpartition(".")[2])]:
+        if places := [f"`mpifed info {place}`" for place in _places_of(name.rpartition(".")[2])]:
             raise ConfigError(f"{name!r} is a setting: see {join_names(places)}")
         options = [*EXAMPLES, *TOP_LEVEL, "settings"]
         for plural, group in GROUPS.items():
@@ -365,7 +365,7 @@ def _find(name: str) -> tuple[str, str, Any]:
         raise error
 
 
-def _having(key: str) -> list[str]:
+def _places_of(key: str) -> list[str]:
     """Return the settings of sections called ``key``, and the objects with such a setting."""
     sections = [f"{section}.{key}" for section in SECTIONS if any(row.name == key for row in _rows(section))]
     members = {name: obj for group in GROUPS.values() for name, obj in group.members.items()}

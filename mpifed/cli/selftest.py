@@ -35,7 +35,7 @@ OVERSUBSCRIBE = {
 #: MPI implementation → words in the versions of its launcher and its library. A launcher of MPICH also starts
 #: ranks of the libraries derived from it.
 FAMILIES = {"Open MPI": ("Open MPI", "PRRTE"), "MPICH": ("MPICH", "HYDRA", "Intel", "MVAPICH")}
-#: What to do if ranks give other results than one rank.
+#: Remedy if several ranks and one rank give different results.
 NODES = "use nodes of one type, or run.reduction = 'fused' without the reproducibility guarantee"
 METHOD = {"name": "FGDA", "q": 2, "gamma": 0.01, "lam": 0.01}
 #: Relative tolerance between a GPU and the CPU in float32, after a few rounds.

@@ -1,4 +1,4 @@
-"""``mpifed tune``: a search for the best settings of every method, at the same cost for each."""
+"""``mpifed tune``: a search for the best settings of every method, with comparable budgets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["tune"]
 @verbosity
 @hold_signals()
 def tune(file, overrides, only_list, part):
-    """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
+    """Find the best settings of every method in the job FILE's [tune], with comparable budgets.
 
     \b
     mpifed tune JOB --list            print the search space and the budget

@@ -63,7 +63,7 @@ _CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name", "name"
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a grid: its name, which is also that of its folder, and its configuration."""
+    """One run of a grid: its name, which its folder also has, and its configuration."""
 
     name: str
     config: Config
@@ -196,7 +196,7 @@ def folder_names(combinations: list[dict]) -> list[str]:
 
 
 def _differs(key: str, combinations: list[dict]) -> bool:
-    """Whether runs differ in the value of a setting, or runs of one method in having a hyperparameter."""
+    """Whether runs have different values of a setting, or only some runs of a method have the setting."""
     having = [table for table in combinations if key in table]
     if len({_text(table[key]) for table in having}) > 1:
         return True

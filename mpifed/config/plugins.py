@@ -93,7 +93,7 @@ def create(cls: type | Preset, settings: dict[str, Any], section: str, known: Ma
 
 
 def _replacement(cls: type | Preset, settings: dict[str, Any], section: str) -> str:
-    """Return how to replace the table of a section that has settings of another class; "" if it has none."""
+    """Return the changes that replace a section with settings of another class, or ""."""
     fields = settings_of(cls)
     others = {name for other in builtin_classes(section).values() for name in settings_of(other)}
     if not settings.keys() & (others - fields.keys()):

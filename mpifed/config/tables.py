@@ -92,7 +92,7 @@ def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _suggest_job_files(path: str | Path) -> str:
-    """Return the end of the message that a file cannot be read: the job files in its folder."""
+    """Return a hint for the message that a file cannot be read: the job files in its folder."""
     folder = Path(path).parent
     try:
         names = sorted(str(file) for file in folder.glob("*.toml") if file.is_file())
@@ -139,7 +139,7 @@ def parse_value(text: str) -> Any:
 
 
 def as_text(text: str) -> str:
-    """Return the value of a change that sets a setting to ``text``."""
+    """Return the right-hand side of a change ``key=value`` that sets the setting to ``text``."""
     return text if parse_value(text) == text and not _numbers(text) else to_toml(text)
 
 
