@@ -208,9 +208,9 @@ def _element_state(states: set[str]) -> str:
     for name, run_states in _ELEMENT_STATES.items():
         if states & {*run_states}:
             return name
-    return {frozenset({"finished"}): "done", frozenset({"not begun"}): "waiting"}.get(
-        frozenset(states), "stopped"
-    )
+    if states == {"finished"}:
+        return "done"
+    return "waiting" if states == {"not begun"} else "stopped"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
