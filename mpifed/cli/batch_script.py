@@ -99,11 +99,9 @@ class Batch:
         directives = [*((option,) for option in options if option), *self.extra]
         lines = [HEAD + _bash_join(self.command), f"# {self._summary()}"]
         lines += ["#SBATCH " + " ".join(map(_sbatch_quote, words)) for words in directives]
-        lines += [
-            *assignment_lines(self.assigned_runs),
-            *self.setup,
-            *(["export MPIFED_REQUEUE=1"] if self.preemptible else []),
-        ]
+        lines += [*assignment_lines(self.assigned_runs), *self.setup]
+        if self.preemptible:
+            lines.append("export MPIFED_REQUEUE=1")
         if self.tasks:
             cases = (
                 f'  {number}) set -- {_bash_join(task)} "$@" ;;' for number, task in enumerate(self.tasks)

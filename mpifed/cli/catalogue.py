@@ -185,7 +185,7 @@ Lists of values of settings by their dotted names. Every combination is a run. S
 tables are expanded separately. `algorithm` and `problem` may be lists of tables, whose settings
 may be lists, too.""",
     "tune": """\
-A search for the best settings of several methods, at the same cost for each: `mpifed tune`. In the
+A search for the best settings of several methods, with comparable budgets: `mpifed tune`. In the
 table of a method, a value is fixed, a list is a choice, and `{ low = 1e-3, high = 1.0 }` is a range that is
 searched on a logarithmic scale; the same holds for nested tables. Floats that are left out are searched in
 default ranges: weights from .01 to 1, decays such that 1 minus the decay is from .001 to 1, others from 1e-4
@@ -209,15 +209,13 @@ def catalogue(word: str = "") -> dict[str, dict[str, str]]:
     Args:
         word: a text that the group, the name or the paragraph must contain, in upper or lower case.
     """
-    found = {
-        group: {
-            name: text
-            for name, text in ((name, _summary(obj)) for name, obj in members.items())
-            if word.lower() in f"{group}\n{name}\n{text}".lower()
-        }
-        for group, (members, *_) in GROUPS.items()
-    }
-    return {group: members for group, members in found.items() if members}
+    found: dict[str, dict[str, str]] = {}
+    for group, (members, *_) in GROUPS.items():
+        for name, obj in members.items():
+            text = _summary(obj)
+            if word.lower() in f"{group}\n{name}\n{text}".lower():
+                found.setdefault(group, {})[name] = text
+    return found
 
 
 def _summary(obj) -> str:
@@ -327,13 +325,10 @@ def _example_line(group: Group, name: str, obj) -> str:
     cls = getattr(obj, "cls", obj)
     if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
         return ""
-    examples = getattr(cls, "example", {})
-    required = {
-        field.name: examples.get(
-            field.name, _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
-        )
-        for field in (_required(obj) if isinstance(cls, type) else ())
-    }
+    examples, required = getattr(cls, "example", {}), {}
+    for field in _required(obj) if isinstance(cls, type) else ():
+        plausible = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
+        required[field.name] = examples.get(field.name, plausible)
     return f"{group.setting} = {toml({'name': name, **required}) if required else toml(name)}"
 
 
@@ -356,12 +351,11 @@ def _find(name: str) -> tuple[str, str, Any]:
             if known.lower() == name.lower():
                 return known, group, obj
     if ":" not in name:
-        if places := [f"`mpifed info {place}`" for place in _having(name.rpartition(".")[2])]:
+        if places := [f"`mpifed info {place}`" for place in _places_of(name.rpartition(".")[2])]:
             raise ConfigError(f"{name!r} is a setting: see {join_names(places)}")
-        words = [
-            word for plural, group in GROUPS.items() for word in (plural, group.singular, *group.members)
-        ]
-        options = [*words, *EXAMPLES, *TOP_LEVEL, "settings"]
+        options = [*EXAMPLES, *TOP_LEVEL, "settings"]
+        for plural, group in GROUPS.items():
+            options += [plural, group.singular, *group.members]
         raise ConfigError(f"unknown name {name!r}: {suggest(name, options)}")
     try:
         return name, "methods", find_class(name, "algorithm")
@@ -371,7 +365,7 @@ def _find(name: str) -> tuple[str, str, Any]:
         raise error
 
 
-def _having(key: str) -> list[str]:
+def _places_of(key: str) -> list[str]:
     """Return the settings of sections called ``key``, and the objects with such a setting."""
     sections = [f"{section}.{key}" for section in SECTIONS if any(row.name == key for row in _rows(section))]
     members = {name: obj for group in GROUPS.values() for name, obj in group.members.items()}

@@ -29,7 +29,7 @@ from mpifed.base.errors import ConfigError, ContractError, user_code_errors
 from mpifed.base.settings import problem_settings
 from mpifed.cli import check_numerics as numerics
 from mpifed.cli.catalogue import example
-from mpifed.cli.check_numerics import NotChecked, probe_of
+from mpifed.cli.check_numerics import NotChecked, expect_equal, probe_of
 from mpifed.config.job import Config
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import apply_override
@@ -135,15 +135,15 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         apply_override(table, text)
     subject = _construct(name, table)
     method = isinstance(subject, Algorithm)
-    kind = "method" if method else "problem"
     report = Report(inspect.getsourcefile(type(subject)), printed=comm.rank == 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if comm.rank == 0:
             where = "one process" if comm.size == 1 else f"one process and on {comm.size} ranks"
+            what = f"{subject.family} {'method' if method else 'problem'}"
             report.print(
-                f"{type(subject).__name__} ({subject.family} {kind}): float64 and float32 on the CPU, "
-                f"minibatches of {ROWS} rows, in {where}, in temporary folders"
+                f"{type(subject).__name__} ({what}): float64 and float32 on the CPU, minibatches of {ROWS} "
+                f"rows, in {where}, in temporary folders"
             )
             (_check_method if method else _check_problem)(subject, report)
         sound = np.array([report.sound], dtype=np.int64)
@@ -260,14 +260,7 @@ def _run(method: Algorithm, problem: Problem, comm: SerialComm | None = None, **
 
 
 def _same(one: Result, other: Result, what: str, tolerance: float = 0.0) -> None:
-    _expect_equal(*(torch.cat(list(done.point.values())) for done in (one, other)), what, tolerance)
-
-
-def _expect_equal(one: torch.Tensor, other: torch.Tensor, what: str, tolerance: float) -> None:
-    """Raise an AssertionError if two tensors differ by more than ``tolerance`` times max(1, ‖other‖∞)."""
-    difference = float((one - other).abs().max())
-    if not difference <= tolerance * max(1.0, float(other.abs().max())):
-        raise AssertionError(f"{what} differ by up to {difference:.3g}")
+    expect_equal(*(torch.cat(list(done.point.values())) for done in (one, other)), what, tolerance)
 
 
 def _groups(tolerance: float, method: Algorithm, problem: Problem, dtype: str) -> None:
@@ -299,13 +292,10 @@ def _check_method(method: Algorithm, report: Report) -> None:
             raise (NotChecked if problem else ContractError)(refusals[name])
         _run(method, one, dtype=dtype)
 
-    runs = [
-        (
-            f"{ROUNDS} rounds on {name} stay finite" + ", {dtype}" * (name not in refusals),
-            partial(rounds, name, one),
-        )
-        for name, one in problems_for(method).items()
-    ]
+    runs: list[Check] = []
+    for name, one in problems_for(method).items():
+        statement = f"{ROUNDS} rounds on {name} stay finite" + ", {dtype}" * (name not in refusals)
+        runs.append((statement, partial(rounds, name, one)))
     if report.run(runs):
         report.run(METHOD_CHECKS, method, problem)
 
@@ -444,6 +434,7 @@ def _coordinates(case: _Case) -> None:
 
 
 def _generates(problem: Problem) -> bool:
+    """Return whether the problem generates samples rather than storing rows."""
     return problem.draw(address([0], 1, samples_of(problem)[0]), ROWS) is not None
 
 
@@ -496,11 +487,10 @@ def _scores(case: _Case, dtype: str) -> None:
             predictions = problem.predict(*named, slice(0, total))
             if len(predictions) != total:
                 raise AssertionError(f"predict(): expected {total} scores, got {len(predictions)}")
-            parts = [problem.predict(*named, slice(i, min(i + PART, total))) for i in range(0, total, PART)]
-            whole = predictions = predictions.cpu().double()
-            _expect_equal(
-                torch.cat(parts).cpu().double(), whole, "the scores of parts and of all rows", tolerance
-            )
+            slices = [slice(i, min(i + PART, total)) for i in range(0, total, PART)]
+            parts = torch.cat([problem.predict(*named, rows) for rows in slices]).cpu().double()
+            predictions = predictions.cpu().double()
+            expect_equal(parts, predictions, "the scores of parts and of all rows", tolerance)
         metrics = expect_metrics(problem.metrics(*named, predictions))
     if unknown := sorted(set(problem.maximised) - set(metrics)):
         raise AssertionError(

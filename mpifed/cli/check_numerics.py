@@ -24,6 +24,7 @@ __all__ = [
     "NotChecked",
     "ascent",
     "compare_derivatives",
+    "expect_equal",
     "expect_monotone",
     "expect_symmetric",
     "probe_of",
@@ -73,11 +74,7 @@ def compare_derivatives(name: str, probe: Probe) -> None:
         values = values if isinstance(values, tuple | list) else (values,)
         if name == "inner":
             u, *values = values
-            difference = float((u - probe.u).abs().max())
-            if not difference <= ROUNDING * max(1.0, float(probe.u.abs().max())):
-                raise AssertionError(
-                    f"jacobian() returns a value u that differs from inner() by {difference:.3g}"
-                )
+            expect_equal(u, probe.u, "the value u that jacobian() returns and the value of inner()", ROUNDING)
     for k, (block, flat) in enumerate(zip(blocks, point)):
         J = None if values[k] is None else values[k].reshape(-1, len(flat))
         if worst := _disagreement(_of_block(partial(probe.single, name), point, k), flat, J):
@@ -89,6 +86,13 @@ def compare_derivatives(name: str, probe: Probe) -> None:
                 f"∂{name}{output}/∂{block} of client {probe.clients[0]} along {along}: expected "
                 f"{expected:.6g} by finite differences, got {got:.6g}"
             )
+
+
+def expect_equal(one: torch.Tensor, other: torch.Tensor, what: str, tolerance: float) -> None:
+    """Raise an AssertionError if two tensors differ by more than ``tolerance`` times max(1, ‖other‖∞)."""
+    difference = float((one - other).abs().max())
+    if not difference <= tolerance * max(1.0, float(other.abs().max())):
+        raise AssertionError(f"{what} differ by up to {difference:.3g}")
 
 
 def ascent(probe: Probe) -> Vector:

@@ -70,7 +70,7 @@ def export(run, to, best, number, overwrite):
 
 
 def _expect_results(run: Path) -> None:
-    """Raise a UsageError if the folder contains no results, with a folder that does or how to create them."""
+    """Raise a UsageError if the folder contains no results; the message names a folder or command instead."""
     from mpifed.storage.files import RUN_FILE
 
     if run.is_file() or (run / RUN_FILE).is_file():
@@ -104,7 +104,7 @@ def _weights(data: RunData, point: OutputPoint, result: Result) -> dict[str, tor
 
 
 def _selected(data: RunData, result: Result, best: bool, number: int | None) -> Result:
-    """Return the result at its best point, or at the point after round ``number``, if one is selected.
+    """Return the result at its best point, after round ``number``, or by default at its output point.
 
     Raises:
         UsageError: this point is not kept.

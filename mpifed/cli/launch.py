@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -72,7 +72,7 @@ def _full_match(pattern: str, expected: str):
 
 def _size_option(name: str, help: str):
     """Return an option for a positive integer."""
-    return click.option(name, type=click.IntRange(1, MAX_SIZE), default=1, show_default=True, help=help)
+    return click.option(name, type=click.IntRange(1, MAX_SIZE), default=1, help=help)
 
 
 def time_limit(ctx, parameter, value):
@@ -181,7 +181,6 @@ def _validate_setup(ctx, parameter, value):
     metavar="TIME",
     callback=_parse_warning_time,
     default="120",
-    show_default=True,
     help="Write a checkpoint and end, with exit code 85, this long before the time limit (seconds, or 5min).",
 )
 @_sbatch_options
@@ -224,48 +223,34 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     activate it with --setup. Paths are relative to the folder of submission. KEY=VALUE after the name of the
     script changes settings again.
     """
-    plan = _plan(job, list(settings), axes, parts)
-    assigned_runs = () if path else plan.assigned_runs
-    command = ctx.meta["arguments"]
+    config, out, contents = _plan(job, list(settings), axes, parts)
+    if path:
+        contents.pop("assigned_runs", None)
     passed = [sizes.pop(name.replace("-", "_")) for name in _SBATCH]
     sizes["extra"] = (*filter(None, passed), *sizes["extra"])
-    batch = Batch(
-        job,
-        settings,
-        plan.tasks,
-        plan.parts,
-        plan.subcommand,
-        command=command,
-        assigned_runs=assigned_runs,
-        **sizes,
-    )
-    if batch.preemptible and plan.config.run.overwrite:
+    batch = Batch(job, settings, command=ctx.meta["arguments"], **contents, **sizes)
+    if batch.preemptible and config.run.overwrite:
         raise click.UsageError(
             "a preemptible job with run.overwrite=true would restart from the beginning each time: leave "
             "run.overwrite out"
         )
-    for line in batch.warnings(plan.config.problem.clients):
+    for line in batch.warnings(config.problem.clients):
         echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
         script = batch.script()  # a file or pipe gets the exact bytes
         click.echo(escape_control(script) if sys.stdout.isatty() else os.fsencode(script), nl=False)
     else:
-        _write(Path(path or Path(plan.out) / SCRIPT), batch.script(), not no_submit)
+        _write(Path(path or out / SCRIPT), batch.script(), not no_submit)
 
 
-class _Plan(NamedTuple):
-    """The configuration of one run, the output folder, and fields of :class:`Batch`."""
+def _plan(
+    job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
+) -> tuple[Config, Path, dict[str, Any]]:
+    """Plan a batch job: a run, one run per combination of the options ``--array``, a sweep or a search.
 
-    config: Config
-    out: str
-    subcommand: str = "run"
-    tasks: tuple[tuple[str, ...], ...] = ()
-    parts: int = 0
-    assigned_runs: tuple[tuple[str, ...], ...] = ()
-
-
-def _plan(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> _Plan:
-    """Plan a batch job: a run, one run per combination of the options ``--array``, a sweep or a search."""
+    Returns:
+        The configuration of one run, the output folder, and the fields of :class:`Batch` for the runs.
+    """
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
     from mpifed.config.tables import parse_value, read_table
@@ -279,14 +264,12 @@ def _plan(job: str, settings: list[str], axes: tuple[str, ...], parts: int | Non
         )
     if section == "tune":
         search = tuning(job, settings)
-        return _Plan(search.config, str(search.out), "tune", parts=parts or 1)
+        return search.config, search.out, {"subcommand": "tune", "parts": parts or 1}
     if section:
         runs, parts = variants(job, settings), parts or 1
-        config = runs[0].config
-        assigned_runs = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
-        return _Plan(
-            config, str(Path(config.run.out).parent), "sweep", parts=parts, assigned_runs=assigned_runs
-        )
+        names = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
+        out = Path(runs[0].config.run.out).parent
+        return runs[0].config, out, {"subcommand": "sweep", "parts": parts, "assigned_runs": names}
     if parts:
         raise click.UsageError(
             f"--parts needs a job file with a [sweep] or a [tune], which {job} does not have: use --array "
@@ -297,7 +280,7 @@ def _plan(job: str, settings: list[str], axes: tuple[str, ...], parts: int | Non
     for task in tasks:
         Config.load(job, [*settings, *task])
     names = tuple((Path(parse_value(task[-1].removeprefix("run.out="))).name,) for task in tasks)
-    return _Plan(config, config.run.out, tasks=tasks, assigned_runs=names)
+    return config, Path(config.run.out), {"tasks": tasks, "assigned_runs": names}
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:

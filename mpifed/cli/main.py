@@ -80,7 +80,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="mpifed")
 @click.option("--traceback", "whole", is_flag=True, help="Print the whole traceback of an error.")
 @click.pass_context
@@ -115,7 +115,6 @@ def cli(context, whole):
     "resume_",
     type=click.Choice(["auto", "never", "must"]),
     default="auto",
-    show_default=True,
     help="Continue from a checkpoint in run.out: if there is one, never, or fail if there is none.",
 )
 @report_option
@@ -272,8 +271,9 @@ for _command in (export, info, launch, list_, measure, new, report, schema, self
 
 
 def _show_warning(message, category, filename, line, *_) -> None:
-    own = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
-    text = f"mpifed: warning: {message}" if own else warnings.formatwarning(message, category, filename, line)
+    text = warnings.formatwarning(message, category, filename, line)
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        text = f"mpifed: warning: {message}"
     print_error(text.rstrip())
 
 

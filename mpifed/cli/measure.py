@@ -20,14 +20,12 @@ __all__ = ["measure"]
 @click.option(
     "--points",
     default=5,
-    show_default=True,
     type=click.IntRange(1),
     help="Number of points of the run, evenly spaced.",
 )
 @click.option(
     "--samples",
     default=1000,
-    show_default=True,
     type=click.IntRange(10),
     help="Stochastic gradients per client and point.",
 )
@@ -40,7 +38,6 @@ __all__ = ["measure"]
 @click.option(
     "--iterations",
     default=20,
-    show_default=True,
     type=click.IntRange(1),
     help="Maximum number of power iterations for L.",
 )
@@ -59,20 +56,22 @@ def measure(job, overrides, points, samples, top, iterations, of):
     from mpifed.config.job import Config
     from mpifed.diagnostics.assumptions import ALL, Options
     from mpifed.diagnostics.assumptions import measure as measure_job
+    from mpifed.diagnostics.output import print_tables, write
 
     comm = world()
     if top is not None and top >= samples:
         raise click.UsageError(f"expected --top below --samples = {samples}, got {top}")
     with collective_errors(comm, ConfigError):
         config = Config.load(job, list(overrides))
-    folder = Path(config.run.out)
-    with collective_errors(comm, ConfigError):
+        folder = Path(config.run.out)
         if comm.rank == 0:
             _prepare_folder(folder)
     estimates = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
     with collective_errors(comm, ConfigError):
         if comm.rank == 0:
-            _show(estimates, folder)
+            print_tables(estimates)
+            for path in write(estimates, folder):
+                echo(path)
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -86,11 +85,3 @@ def _prepare_folder(folder: Path) -> None:
         raise ConfigError(f"cannot write to run.out = {folder}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def _show(estimates: dict, folder: Path) -> None:
-    from mpifed.diagnostics.output import print_tables, write
-
-    print_tables(estimates)
-    for path in write(estimates, folder):
-        echo(path)

@@ -15,7 +15,7 @@ from mpifed.cli.output import echo
 __all__ = ["job_text", "new"]
 
 _TEMPLATES = Path(__file__).parent / "starting"
-#: Values for settings without a default, unless the class has an ``example``.
+#: Values of settings of a problem, unless its class has an ``example``.
 _VALUES = {"dataset": "digits", "model": "mlp", "clients": 8}
 #: Family → a method, and a problem that needs no files.
 _PAIRS = {
@@ -91,7 +91,6 @@ def job(name, method, problem):
     Lines that begin with # are defaults or examples.
     """
     path = Path(name if name.endswith(".toml") else f"{name}.toml")
-    _expect_free(path)
     _write(path, job_text(method, problem, path.stem))
     echo(f"next: mpifed run {path}, or on four ranks: mpirun -n 4 mpifed run {path}")
 
@@ -101,22 +100,20 @@ def _from_template(noun: str, placeholder: str, name: str) -> None:
     if not name.isidentifier():
         raise ConfigError(f"expected the name of a class, e.g. {placeholder}, got {name!r}")
     path = Path(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() + ".py")
-    _expect_free(path)
     text = (_TEMPLATES / f"{noun}.py").read_text(encoding="utf-8")
     _write(path, text.replace(placeholder, name).replace("FILE", path.name))
     echo(f"test it:        mpifed check ./{path}:{name}")
     echo(f"write its job:  mpifed new job --{noun} ./{path}:{name}")
 
 
-def _expect_free(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} exists and is not replaced: choose another name, or move it away")
-
-
 def _write(path: Path, text: str) -> None:
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists and is not replaced: choose another name, or move it away"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     echo(f"wrote {path}")
@@ -149,8 +146,10 @@ def _section_text(section: str, name: str) -> str:
 
     cls = find_class(name, section)
     fields = [field for field in dataclasses.fields(cls) if field.init]
-    defaults_given = _VALUES.keys() - getattr(cls, "example", {}).keys() if section == "problem" else set()
-    values = {field.name: _VALUES[field.name] for field in fields if field.name in defaults_given}
+    values: dict = {}
+    if section == "problem":
+        names = {field.name for field in fields} - getattr(cls, "example", {}).keys()
+        values = {name: value for name, value in _VALUES.items() if name in names}
     instance = example(cls, values)
     effects = {row.name: row.effect for row in rows_of(cls)}
     lines = [f"[{section}]", f'name = "{name}"']

@@ -66,7 +66,7 @@ report_option = click.option(
     "--report/--no-report",
     "with_report",
     default=True,
-    help="Write curves, tables and report.html after the run (default).",
+    help="Write curves, tables and report.html after the run.",
 )
 
 
@@ -85,11 +85,8 @@ def complete_setting(ctx, param, incomplete: str) -> list[str]:
     from mpifed.config.tuning import Tune
 
     keys = [*(Config.model_fields.keys() - SECTIONS), "algorithm.name", "problem.name", "problem.clients"]
-    keys += [
-        f"{name}.{key}"
-        for name, section in {**SECTIONS, "tune": Tune}.items()
-        for key in section.model_fields
-    ]
+    for name, section in {**SECTIONS, "tune": Tune}.items():
+        keys += [f"{name}.{key}" for key in section.model_fields]
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 
 
@@ -108,7 +105,7 @@ def job_argument(name: str) -> Callable:
 def part_option(what: str) -> Callable:
     """Add the option ``--part``, which selects some of ``what`` for an element of a job array."""
     text = f"Do every N-th of the {what}, beginning with number I (from 0): for job arrays of N elements."
-    return click.option("--part", default="0/1", show_default=True, metavar="I/N", help=text)
+    return click.option("--part", default="0/1", metavar="I/N", help=text)
 
 
 def allow_code_option(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
@@ -157,7 +154,7 @@ def verbosity(command):
     """Add the options -v and -q, which set the level of the logger "mpifed"."""
     settings = {"expose_value": False, "callback": _set_level}
     verbose_help = "Log the time of each round in run.out/log; -vv: also of each phase."
-    verbose = click.option("-v", "--verbose", count=True, help=verbose_help, **settings)
+    verbose = click.option("-v", "--verbose", count=True, show_default=False, help=verbose_help, **settings)
     quiet_help = "Print only warnings and errors."
     quiet = click.option("-q", "--quiet", is_flag=True, help=quiet_help, **settings)
     return verbose(quiet(command))

@@ -54,12 +54,13 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], pa
     for row in rows:
         table.add_section() if row is None else table.add_row(*row)
     screen = console()
-    with screen.capture() if paged else contextlib.nullcontext() as captured:
+    if not paged:
         screen.print(table)
-    if captured is not None:
-        text = captured.get()
-        long = text.count("\n") >= screen.height
-        click.echo_via_pager(text) if long else click.echo(text, nl=False)
+        return
+    with screen.capture() as captured:
+        screen.print(table)
+    text = captured.get()
+    click.echo_via_pager(text) if text.count("\n") >= screen.height else click.echo(text, nl=False)
 
 
 class BrokenOutput(Exception):

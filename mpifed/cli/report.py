@@ -12,14 +12,13 @@ __all__ = ["report"]
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
-@click.option("--out", default="report", show_default=True, help="Folder of the page, figures and tables.")
+@click.option("--out", default="report", help="Folder of the page, figures and tables.")
 @click.option("--metric", help="Metric that selects the best settings.  [default: the first metric]")
 @click.option(
     "--best",
     "by",
     type=click.Choice(["final", "best"]),
     default="final",
-    show_default=True,
     help="Compare the last or the best value of each run.",
 )
 @click.option("--target", type=float, help="Print the number of rounds until the metric reaches this value.")
@@ -86,14 +85,15 @@ def _paper(figure, latex, width, x, metrics, labels):
 
     from mpifed.report.report import Paper
 
-    outputs = {"width": figure, "x": figure, "metrics": figure or latex, "labels": figure or latex}
-    for name, value in (("width", width), ("x", x), ("metrics", metrics), ("labels", labels)):
-        if value and not outputs[name]:
-            raise click.UsageError(
-                f"--{name} needs --figure FILE" + (" or --latex FILE" if name[0] in "ml" else "")
-            )
-    lists = {"metrics": metrics, "x": x}
-    options = {name: tuple(part.strip() for part in text.split(",")) for name, text in lists.items() if text}
-    options |= {"width": width} if width else {}
+    for name, value in {"width": width, "x": x}.items():
+        if value and not figure:
+            raise click.UsageError(f"--{name} needs --figure FILE")
+    for name, value in {"metrics": metrics, "labels": labels}.items():
+        if value and not (figure or latex):
+            raise click.UsageError(f"--{name} needs --figure FILE or --latex FILE")
     files = {"figure": figure, "latex": latex, "labels": labels}
-    return Paper(**options, **{name: path and Path(path) for name, path in files.items()})
+    options = {name: path and Path(path) for name, path in files.items()}
+    for name, text in {"metrics": metrics, "x": x}.items():
+        if text:
+            options[name] = tuple(part.strip() for part in text.split(","))
+    return Paper(**options, **({"width": width} if width else {}))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, PydanticUserError, create_model
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import Options, as_table, default_of, json_schema
 from mpifed.config.job import Config
+from mpifed.config.tables import to_toml
 from mpifed.config.tuning import Tune
 from mpifed.problems import PROBLEMS
 
@@ -63,16 +64,12 @@ def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
         schema = json_schema(cls)
     except (PydanticUserError, NameError):  # annotations of a user-defined class cannot be evaluated
         schema = {}
-    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
-    return [
-        Row(
-            name,
-            _values(properties.get(name, {}), definitions),
-            _default(default),
-            properties.get(name, {}).get("description", ""),
-        )
-        for name, default in fields.items()
-    ]
+    rows = []
+    for name, default in fields.items():
+        field = schema.get("properties", {}).get(name, {})
+        values = _values(field, schema.get("$defs", {}))
+        rows.append(Row(name, values, _default(default), field.get("description", "")))
+    return rows
 
 
 def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
@@ -109,24 +106,14 @@ def _is_bound(value) -> bool:
 
 
 def _default(default) -> str:
-    if default is dataclasses.MISSING:
-        return "required"
-    return "unset" if default is None else toml(as_table(default))
+    return "required" if default is dataclasses.MISSING else toml(as_table(default))
 
 
 def toml(value) -> str:
-    """Format a value as in a job file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
+    """Format a value as in a job file, a constant schedule as its number."""
     if isinstance(value, dict) and value.get("name") == "constant":
-        return toml(value["value"])
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml(item)}' for key, item in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
-    return "unset" if value is None else str(value)
+        value = value["value"]
+    return "unset" if value is None else to_toml(value)
 
 
 def job_schema() -> dict[str, Any]:
@@ -144,10 +131,7 @@ def job_schema() -> dict[str, Any]:
     for table in schema["properties"]["algorithm"]["anyOf"]:  # a theorem can determine any numeric setting
         for key, value in table.get("properties", {}).items():
             if key != "name" and "number" in _values(value, schema["$defs"]).lower():
-                table["properties"][key] = {
-                    "description": value["description"],
-                    "anyOf": [value, *_THEOREM],
-                }
+                table["properties"][key] = {"description": value["description"], "anyOf": [value, *_THEOREM]}
     return {"$schema": "http://json-schema.org/draft-04/schema#"} | _draft_4(schema)
 
 

@@ -35,7 +35,7 @@ OVERSUBSCRIBE = {
 #: MPI implementation → words in the versions of its launcher and its library. A launcher of MPICH also starts
 #: ranks of the libraries derived from it.
 FAMILIES = {"Open MPI": ("Open MPI", "PRRTE"), "MPICH": ("MPICH", "HYDRA", "Intel", "MVAPICH")}
-#: What to do if ranks give other results than one rank.
+#: Remedy if several ranks and one rank give different results.
 NODES = "use nodes of one type, or run.reduction = 'fused' without the reproducibility guarantee"
 METHOD = {"name": "FGDA", "q": 2, "gamma": 0.01, "lam": 0.01}
 #: Relative tolerance between a GPU and the CPU in float32, after a few rounds.
@@ -98,7 +98,7 @@ class _Checks:
         if not self.check("files", self._files, remedy):
             return
         if not alone:
-            self.check("same bits", lambda: _bits(comm, self.folder), NODES)
+            self.check("reproducibility", lambda: _reproducibility(comm, self.folder), NODES)
         remedy = "install a PyTorch build for this driver, or set run.device = 'cpu'"
         self.check("GPU", lambda: _gpu(comm, self.folder), remedy)
 
@@ -187,13 +187,13 @@ def _point(folder: str):
     return torch.cat(list(load(folder).point.values()))
 
 
-def _bits(comm: SerialComm, folder: str) -> str:
+def _reproducibility(comm: SerialComm, folder: str) -> str:
     """Compare the result of all ranks with that of each rank alone."""
     import torch
 
     together = _point(f"{folder}/cpu")
-    with tempfile.TemporaryDirectory() as own:
-        alone = _run(SerialComm(), own, max(8, comm.size), device="cpu", reduction="exact")
+    with tempfile.TemporaryDirectory() as temporary:
+        alone = _run(SerialComm(), temporary, max(8, comm.size), device="cpu", reduction="exact")
     if not torch.equal(alone, together):
         raise ValueError(
             f"{comm.size} ranks and one rank differ by up to {(alone - together).abs().max():.3g}"

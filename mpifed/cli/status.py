@@ -51,7 +51,6 @@ TIME_COLUMNS = ("written", "rounds/s", "left")
     "--interval",
     type=click.FloatRange(0.1),
     default=5.0,
-    show_default=True,
     metavar="SECONDS",
     help="Interval of --follow.",
 )
@@ -116,13 +115,12 @@ def _runs_of(job: str) -> Iterator[Status]:
 def _entry(run: Status) -> dict:
     """Return a run as JSON-able values."""
     name, value = _finite(run.metric)
-    script = run.script and str(run.script)
     return vars(run) | {
         "folder": str(run.folder),
         "metric": name,
         "value": value,
         "validation": _finite(run.validation)[1],
-        "script": script,
+        "script": run.script and str(run.script),
     }
 
 
@@ -210,9 +208,9 @@ def _element_state(states: set[str]) -> str:
     for name, run_states in _ELEMENT_STATES.items():
         if states & {*run_states}:
             return name
-    return {frozenset({"finished"}): "done", frozenset({"not begun"}): "waiting"}.get(
-        frozenset(states), "stopped"
-    )
+    if states == {"finished"}:
+        return "done"
+    return "waiting" if states == {"not begun"} else "stopped"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""``mpifed tune``: a search for the best settings of every method, at the same cost for each."""
+"""``mpifed tune``: a search for the best settings of every method, with comparable budgets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["tune"]
 @verbosity
 @hold_signals()
 def tune(file, overrides, only_list, part):
-    """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
+    """Find the best settings of every method in the job FILE's [tune], with comparable budgets.
 
     \b
     mpifed tune JOB --list            print the search space and the budget
@@ -112,12 +112,8 @@ def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> No
         row = ["not done yet", "", "", ""]
         if result is not None:
             settings = ", ".join(f"{key} = {value}" for key, value in result.settings.items())
-            row = [
-                settings,
-                f"{result.value:.5g}",
-                f"{len(result.tried)}",
-                f"{result.spent:,} of {result.budget:,}",
-            ]
+            calls = f"{result.spent:,} of {result.budget:,}"
+            row = [settings, f"{result.value:.5g}", str(len(result.tried)), calls]
         rows.append([*([study.task] if tasks else []), study.method, *row])
     print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
     echo(tuning.out / BEST)

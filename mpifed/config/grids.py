@@ -55,7 +55,7 @@ __all__ = [
 #: Maximum length of the name of a run's folder, in characters and in bytes (file systems admit 255 bytes). A
 #: longer name is cut and ends in a digest.
 MAX_CHARACTERS, MAX_BYTES = 120, 240
-#: Maximum number of runs of a sweep.
+#: Maximum number of combinations of a sweep, of a search's tasks and of a job array.
 MAX_RUNS = 10_000
 #: Settings whose value is the name of a method or a problem; "name" is that of a method to tune.
 _CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name", "name")
@@ -63,7 +63,7 @@ _CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name", "name"
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a grid: its name, which is also that of its folder, and its configuration."""
+    """One run of a grid: its name, which its folder also has, and its configuration."""
 
     name: str
     config: Config
@@ -73,6 +73,9 @@ def expand(choices: dict) -> list[dict]:
     """Return all combinations of a table of choices, as flat tables ``{dotted setting: value}``.
 
     The first setting varies slowest.
+
+    Raises:
+        ConfigError: there are more than :data:`MAX_RUNS` combinations.
     """
     alternatives = []
     for key, values in choices.items():
@@ -83,21 +86,18 @@ def expand(choices: dict) -> list[dict]:
             else:
                 single.append({key: value})
         alternatives.append(single)
+    _expect_bounded(math.prod(map(len, alternatives)))
     return [
         {key: value for part in parts for key, value in part.items()}
         for parts in itertools.product(*alternatives)
     ]
 
 
-def _number_of_combinations(choices: dict) -> int:
-    """Return the number of combinations of a table of choices."""
-    return math.prod(
-        sum(
-            _number_of_combinations(value) if isinstance(value, dict) else 1
-            for value in (values if isinstance(values, list) else [values])
+def _expect_bounded(runs: int) -> None:
+    if runs > MAX_RUNS:
+        raise ConfigError(
+            f"expected at most {MAX_RUNS:,} combinations of settings, got {runs:,}: split the job file"
         )
-        for values in choices.values()
-    )
 
 
 def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
@@ -132,12 +132,11 @@ def variant_tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dic
             f"{file} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2], or on the command "
             "line 'sweep.seed=[0, 1, 2]'; a single run is started with `mpifed run`"
         )
-    if sum(map(_number_of_combinations, grids)) > MAX_RUNS:
-        raise ConfigError(f"[sweep] has more than {MAX_RUNS:,} runs: split it into several job files")
     expanded = [expand(grid) for grid in grids]
     if not all(expanded):
         raise ConfigError("expected at least one value per setting in [sweep], got an empty list")
     combinations = [combination for grid in expanded for combination in grid]
+    _expect_bounded(len(combinations))
     names = folder_names(combinations)
     if duplicate := first_duplicate(names):
         raise ConfigError(f"[sweep] lists the run {short_repr(duplicate)} more than once")
@@ -197,7 +196,7 @@ def folder_names(combinations: list[dict]) -> list[str]:
 
 
 def _differs(key: str, combinations: list[dict]) -> bool:
-    """Whether runs differ in the value of a setting, or runs of one method in having a hyperparameter."""
+    """Whether runs have different values of a setting, or only some runs of a method have the setting."""
     having = [table for table in combinations if key in table]
     if len({_text(table[key]) for table in having}) > 1:
         return True

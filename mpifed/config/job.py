@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
-from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import Plugin, plugins_of
-from mpifed.base.settings import Preset, Section, as_table, sections_of, suggest
+from mpifed.base.settings import Section, as_table, sections_of, suggest
 from mpifed.base.units import Seconds
-from mpifed.config.plugins import create, find_class, name_of
+from mpifed.config.plugins import builtin_classes, create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.user_metrics import Metric
-from mpifed.problems import PROBLEMS
 from mpifed.simulation.settings import ExecutionOptions, SimulationSettings
 from mpifed.storage.options import StorageOptions
 
@@ -136,8 +134,9 @@ class Config(SimulationSettings):
                     f"{section}`"
                 )
         settings = {key: value for key, value in table.items() if key != "plugins"}
-        method, method_settings = _named_class(settings, "algorithm", ALGORITHMS)
-        problem, problem_settings = _named_class(settings, "problem", PROBLEMS)
+        method_settings, problem_settings = _named(settings, "algorithm"), _named(settings, "problem")
+        method = find_class(method_settings.pop("name"), "algorithm")
+        problem = find_class(problem_settings.pop("name"), "problem")
         known = {"": cls, **SECTIONS, "algorithm": method, "problem": problem}
         settings["problem"] = create(problem, problem_settings, "problem", known)
         method_settings, settings["theory"] = fill(method, method_settings, settings, settings["problem"])
@@ -161,23 +160,25 @@ class Config(SimulationSettings):
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
         plugins = plugins_of("algorithm", self.algorithm) | plugins_of("problem", self.problem)
         if self.metrics:
-            own = {k: part for k, part in enumerate(self.metrics) if isinstance(part, Metric)}
             table["metrics"] = [
-                own[k].name if k in own else as_table(part) for k, part in enumerate(self.metrics)
+                part.name if isinstance(part, Metric) else as_table(part) for part in self.metrics
             ]
-            plugins |= {f"metrics.{k}": Plugin(part.name, part.digest) for k, part in own.items()}
+            for k, part in enumerate(self.metrics):
+                if isinstance(part, Metric):
+                    plugins[f"metrics.{k}"] = Plugin(part.name, part.digest)
         if plugins:
             table["plugins"] = {place: part._asdict() for place, part in plugins.items()}
         return table
 
 
-def _named_class(table: dict[str, Any], section: str, group: dict) -> tuple[type | Preset, dict[str, Any]]:
-    """Return the class that a section names, and the section's other settings."""
+def _named(table: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return a copy of the section "algorithm" or "problem", which may be only a name."""
     named = table.get(section)
     named = {"name": named} if isinstance(named, str) else named
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        raise ConfigError(f"[{section}] has no name: set {section}.name {suggest('', group)}")
-    return find_class(named["name"], section), {key: value for key, value in named.items() if key != "name"}
+        options = suggest("", builtin_classes(section))
+        raise ConfigError(f"[{section}] has no name: set {section}.name {options}")
+    return dict(named)
 
 
 #: Name in a job file → record of the section's settings.
@@ -206,11 +207,5 @@ def summarise(table: dict[str, Any]) -> JobSummary:
     out = run.get("out", Run.model_fields["out"].default) if isinstance(run, dict) else None
     if not isinstance(out, str) or not out.strip():
         raise ConfigError(f"run.out: expected the name of a folder, got {short_repr(out)}")
-    names = []
-    for section in ("algorithm", "problem"):
-        named = table.get(section)
-        name = named.get("name") if isinstance(named, dict) else named
-        if not isinstance(name, str):
-            raise ConfigError(f"[{section}] has no name: set {section}.name")
-        names.append(name.rpartition(":")[2])
+    names = [_named(table, section)["name"].rpartition(":")[2] for section in ("algorithm", "problem")]
     return JobSummary(out, *names, rounds if isinstance(rounds, int) else None)

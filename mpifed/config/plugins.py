@@ -93,17 +93,14 @@ def create(cls: type | Preset, settings: dict[str, Any], section: str, known: Ma
 
 
 def _replacement(cls: type | Preset, settings: dict[str, Any], section: str) -> str:
-    """Return how to replace the table of a section that has settings of another class; "" if it has none."""
-    own = settings_of(cls)
+    """Return the changes that replace a section with settings of another class, or ""."""
+    fields = settings_of(cls)
     others = {name for other in builtin_classes(section).values() for name in settings_of(other)}
-    if not settings.keys() & (others - own.keys()):
+    if not settings.keys() & (others - fields.keys()):
         return ""
-    required = [name for name, field in own.items() if field.is_required()]
     plugin = plugin_of(getattr(cls, "cls", cls))
-    words = [
-        f"{section}={plugin.name if plugin else cls.__name__}",
-        *(f"{section}.{name}=..." for name in required),
-    ]
+    words = [f"{section}={plugin.name if plugin else cls.__name__}"]
+    words += [f"{section}.{name}=..." for name, field in fields.items() if field.is_required()]
     return f"\nto replace all settings of the {section}: {' '.join(words)}"
 
 
@@ -118,9 +115,8 @@ def changed_sources(old: dict, new: dict) -> list[str]:
     sentences = []
     for section, before in old.get("plugins", {}).items():
         after = new.get("plugins", {}).get(section)
-        if not after or before["name"] != after["name"]:
-            continue
-        if before["digest"] != after["digest"] or not before["digest"]:
+        same_name = after and before["name"] == after["name"]
+        if same_name and (before["digest"] != after["digest"] or not before["digest"]):
             sentences.append(_sentence(section, before["name"], before["digest"], after["digest"]))
     return sentences
 

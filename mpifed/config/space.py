@@ -27,16 +27,17 @@ from mpifed.algorithms.mime import BASES, Base
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.settings import default_of
 from mpifed.config.plugins import find_class
-from mpifed.config.tables import set_key
+from mpifed.config.tables import is_number, set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.schedules import PositiveRate, Rate, Threshold, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
-__all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
+__all__ = ["Choice", "Range", "Space", "space_of"]
 
+#: Types of settings that are floats.
+_FLOATS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
-_NUMBERS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
 #: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
 _CHOICES_WITH_SETTINGS = (
@@ -73,6 +74,16 @@ class Range:
         """Return the rounded number at a fraction of the logarithmic distance from ``low`` to ``high``."""
         return self.rounded(math.exp(math.log(self.low) + fraction * math.log(self.high / self.low)))
 
+    @property
+    def size(self) -> float:
+        """The number of values; infinite for real numbers."""
+        return self.high - self.low + 1 if self.integer else math.inf
+
+    @property
+    def costliest(self) -> float:
+        """The largest integer, or the smallest real number, such as a step size."""
+        return self.value(self.high if self.integer else self.low)
+
     def rounded(self, number: float) -> float:
         """Return the nearest number in the range with :data:`DIGITS` digits."""
         near = round(number) if self.integer else float(f"{number:.{DIGITS}g}")
@@ -108,9 +119,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """A value out of a list."""
+    """A value out of a list. Points contain its index in the list."""
 
     values: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return len(self.values)
 
     @property
     def ordered(self) -> bool:
@@ -118,13 +134,25 @@ class Choice:
         numbers = all(is_number(value) for value in self.values)
         return numbers and list(self.values) == sorted(self.values)
 
+    @property
+    def costliest(self) -> Any:
+        """The largest of ordered values, otherwise the first one."""
+        return max(self.values) if self.ordered else self.values[0]
+
+    def at_fraction(self, fraction: float) -> int:
+        """Return the index at a fraction of the list."""
+        return math.floor(fraction * len(self.values))
+
+    def rounded(self, index: int) -> int:
+        """Return the index unchanged."""
+        return index
+
+    def value(self, index: float) -> Any:
+        """Return the value with this index."""
+        return self.values[int(index)]
+
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self.values))}"
-
-
-def is_number(value) -> bool:
-    """Return whether a value of a job file is a number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -151,22 +179,12 @@ class Space:
     @property
     def size(self) -> float:
         """The number of points; infinite with a range of real numbers."""
-        return math.prod(
-            len(domain.values)
-            if isinstance(domain, Choice)
-            else (domain.high - domain.low + 1 if domain.integer else math.inf)
-            for domain in self.open.values()
-        )
+        return math.prod(domain.size for domain in self.open.values())
 
     @property
     def costliest(self) -> dict[str, Any]:
         """Values with the largest integers, which make a round most expensive, and the smallest steps."""
-        return {
-            key: domain.value(domain.high if domain.integer else domain.low)
-            if isinstance(domain, Range)
-            else (max(domain.values) if domain.ordered else domain.values[0])
-            for key, domain in self.open.items()
-        }
+        return {key: domain.costliest for key, domain in self.open.items()}
 
     def costly_candidates(self) -> Iterator[dict[str, Any]]:
         """Yield :attr:`costliest`, then a copy for each range of real numbers with its largest value.
@@ -207,7 +225,7 @@ def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[st
 
 
 def _given_setting(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
-    members = next((members for kind, members in _CHOICES_WITH_SETTINGS if hint == kind), None)
+    members = next((members for cls, members in _CHOICES_WITH_SETTINGS if hint == cls), None)
     if isinstance(value, list):
         choice = _choice(key, value)
         yield key, choice if len(value) > 1 else value[0]
@@ -288,15 +306,14 @@ def _is_decay(hint, field) -> bool:
 def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
     """Yield the default range of an omitted float, or of each float of an omitted choice by name."""
     default = default_of(field)
-    for kind, members in _CHOICES_WITH_SETTINGS:
-        if hint == kind and default is not None:
+    for cls, members in _CHOICES_WITH_SETTINGS:
+        if hint == cls and default is not None:
             name = default if isinstance(default, str) else getattr(default, "choice_name", None)
             inside = [*_open_settings(members.get(name), {}, f"{key}.")]
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
-    is_open = hint in _NUMBERS and default not in (None, 1, math.inf)
-    if not is_open or least > 0:
+    if hint not in _FLOATS or default in (None, 1, math.inf) or least > 0:
         return
     if _is_decay(hint, field):
         low, high = COMPLEMENT

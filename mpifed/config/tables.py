@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,13 +21,16 @@ else:
 __all__ = [
     "as_text",
     "expect_bounded",
+    "is_number",
     "loads",
     "apply_override",
     "parse_value",
-    "toml_string",
     "read_job",
     "read_table",
     "set_key",
+    "to_toml",
+    "toml_key",
+    "toml_settings",
 ]
 
 #: Maximum depth of nested tables and lists. A sweep over a plugin's nested lists has half as many.
@@ -88,7 +92,7 @@ def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _suggest_job_files(path: str | Path) -> str:
-    """Return the end of the message that a file cannot be read: the job files in its folder."""
+    """Return a hint for the message that a file cannot be read: the job files in its folder."""
     folder = Path(path).parent
     try:
         names = sorted(str(file) for file in folder.glob("*.toml") if file.is_file())
@@ -135,19 +139,42 @@ def parse_value(text: str) -> Any:
 
 
 def as_text(text: str) -> str:
-    """Return the value of a change that sets a setting to ``text``."""
-    return text if parse_value(text) == text and not _numbers(text) else toml_string(text)
+    """Return the right-hand side of a change ``key=value`` that sets the setting to ``text``."""
+    return text if parse_value(text) == text and not _numbers(text) else to_toml(text)
 
 
 def _numbers(text: str) -> list[int | float]:
     """Return the numbers of a text such as ``1,2,3``; an empty list for other texts."""
     values = [parse_value(part) for part in text.split(",")]
-    return values if len(values) > 1 and all(type(value) in (int, float) for value in values) else []
+    return values if len(values) > 1 and all(map(is_number, values)) else []
 
 
-def toml_string(text: str) -> str:
-    """Return a text as a TOML string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def is_number(value) -> bool:
+    """Return whether a value of a job file is a number; booleans are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def to_toml(value: Any) -> str:
+    """Format a value as TOML, a table in braces."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, dict):
+        return f"{{ {', '.join(toml_settings(value))} }}" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(to_toml, value))}]"
+    return repr(value)
+
+
+def toml_settings(table: dict[str, Any]) -> list[str]:
+    """Format the settings of a table as ``key = value``, without settings that are ``None``."""
+    return [f"{toml_key(key)} = {to_toml(value)}" for key, value in table.items() if value is not None]
+
+
+def toml_key(key: str) -> str:
+    """Format a key as TOML, in quotes if necessary."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else to_toml(key)
 
 
 def apply_override(table: dict, text: str) -> None:

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code
 from mpifed.base.settings import Preset, flatten, suggest
+from mpifed.config.tables import is_number
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
@@ -61,12 +62,8 @@ def fill(
     given_constants = _merged([theory, *from_theorem.values()])
     theorem = _theorem_for(given_constants.pop("of", None), method)
     others = {key: value for key, value in settings.items() if key not in from_theorem}
-    constants = _constants(
-        theorem,
-        given_constants,
-        _known_from_job(method, others, table),
-        lambda: _constants_of_problem(table, problem),
-    )
+    known = _known_from_job(method, others, table)
+    constants = _constants(theorem, given_constants, known, lambda: _constants_of_problem(table, problem))
     prescription = _prescribe(theorem.name, constants)
     filled = {key: _scaled(key, prescription, times[key], theorem) for key in from_theorem}
     for key, multiple in stored_times.items():  # keep the entries of settings that have not changed since
@@ -129,9 +126,7 @@ def _theorem(name) -> Theorem:
 
 
 def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
-    available = [
-        about_method for about_method, theorem in THEOREMS.items() if method.__name__ in theorem.methods
-    ]
+    available = [known for known, theorem in THEOREMS.items() if method.__name__ in theorem.methods]
     if name is None and available:
         raise ConfigError(
             f'theory.of is missing, e.g. theory.of = "{available[0]}" (about {method.__name__}: '
@@ -150,14 +145,14 @@ def _known_from_job(method: type[Algorithm] | Preset, settings: dict, table: dic
     """Return the numeric hyperparameters, and counts such as "rounds" by the names in ``Theorem.letters``."""
     fields = {name: field.default for name, field in getattr(method, "__dataclass_fields__", {}).items()}
     numbers = {name: getattr(default, "default", default) for name, default in fields.items()} | settings
-    known = {name: value for name, value in numbers.items() if _is_number(value)}
+    known = {name: value for name, value in numbers.items() if is_number(value)}
     rounds, participation = table.get("rounds", 100), table.get("participation")
     steps = known.get(method.steps, 1)
     cohort = participation.get("cohort") if isinstance(participation, dict) else None
     counts = {"rounds": rounds, "local_steps": steps, "cohort": cohort}
-    if _is_number(rounds):
+    if is_number(rounds):
         counts["steps"] = rounds * steps
-    return known | {word: value for word, value in counts.items() if _is_number(value)}
+    return known | {word: value for word, value in counts.items() if is_number(value)}
 
 
 def _constants_of_problem(table: dict, problem: Problem) -> dict[str, float]:
@@ -240,13 +235,9 @@ def _scaled(key: str, prescription: Prescription, times, theorem: Theorem):
     value = prescription.steps[key]
     if times == 1:
         return value
-    if not _is_number(times) or times <= 0 or not _is_number(value):
+    if not is_number(times) or times <= 0 or not is_number(value):
         raise ConfigError(
             f"algorithm.{key}.times: expected a number > 0, for a step that is a number, got "
             f"{short_repr(times)}"
         )
     return value * times
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,15 +46,10 @@ class Tune(Section):
         "settings, such that a method with the fewest open settings has this budget",
     )
     min_rounds: int = Field(
-        1,
-        ge=1,
-        description="least number of rounds of the shortest runs, e.g. those of an epoch",
+        1, ge=1, description="least number of rounds of the shortest runs, e.g. those of an epoch"
     )
     seeds: int = Field(
-        3,
-        ge=1,
-        le=100,
-        description="number of seeds of runs with at least a third of the rounds",
+        3, ge=1, le=100, description="number of seeds of runs with at least a third of the rounds"
     )
     fresh: int | None = Field(
         None, ge=1, le=100, description="number of new seeds in best.toml; default: seeds"
@@ -205,22 +200,19 @@ def _study(table: dict, task: dict, name: str, method: str, space: Space) -> Stu
     for key, value in task.items():
         set_key(task_table, key, value)
     given = task_table.pop("algorithm", {})  # from tasks such as "algorithm.q"
-    space = Space(
-        space.name, space.fixed | given, {k: domain for k, domain in space.open.items() if k not in given}
-    )
+    still_open = {key: domain for key, domain in space.open.items() if key not in given}
+    space = Space(space.name, space.fixed | given, still_open)
+    study = Study(name if task else "", method, task, space, task_table, 0, 0)
     try:
-        study = Study(name if task else "", method, task, space, task_table, 0, 0)
         config = study.config(space.costliest)
     except ConfigError as error:
-        raise ConfigError(
-            f"[tune] {', '.join(filter(None, [name if task else '', method]))}: {error}"
-        ) from error
+        raise ConfigError(f"[tune] {', '.join(filter(None, [study.task, method]))}: {error}") from error
     if config.stop.seconds is not None:
         raise ConfigError(
             "a job with [tune] must not have stop.seconds, because results would depend on the speed of the "
             "machine: remove it"
         )
-    return Study(study.task, method, task, space, task_table, config.rounds, config.seed)
+    return replace(study, rounds=config.rounds, seed=config.seed)
 
 
 def _expect_budget(studies: list[Study], tune: Tune) -> None:

@@ -1,4 +1,4 @@
-"""Finished runs side by side: curves, tables, a page. Never the simulator."""
+"""Comparison of stored runs in figures, tables and an HTML page. Nothing is executed again."""
 
 from mpifed.base.extras import expect_extra
 

@@ -135,12 +135,8 @@ def draw_class_counts(samples: ClassCounts, file: Path | BinaryIO) -> None:
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < classes <= MAX_COLUMNS:
-        figure.legend(
-            *(part[::-1] for part in axes.get_legend_handles_labels()),
-            title="class",
-            loc="outside right center",
-            frameon=False,
-        )
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles[::-1], names[::-1], title="class", loc="outside right center", frameon=False)
     elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), colours), ax=axes, label="class")
     figure.savefig(file, format="png", metadata=PNG_METADATA)

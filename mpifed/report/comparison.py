@@ -150,16 +150,11 @@ class Rule:
         known = [*dict.fromkeys(metric for setting in settings for metric in setting.metrics)]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {suggest(self.metric, known)}")
-        method_settings = {
-            key.removeprefix("algorithm.")
-            for setting in settings
-            for key in setting.settings
-            if key.startswith("algorithm.")
-        }
+        keys = {key for setting in settings for key in setting.settings if key.startswith("algorithm.")}
+        names = {key.removeprefix("algorithm.") for key in keys}
         for name in self.each:
-            if name not in method_settings:
-                options = suggest(name, method_settings)
-                raise ValueError(f"no method has the setting {name!r}: {options}")
+            if name not in names:
+                raise ValueError(f"no method has the setting {name!r}: {suggest(name, names)}")
 
     def value(self, run: RunData, metric: str) -> float:
         """A run's value; NaN if the run has diverged."""

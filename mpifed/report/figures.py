@@ -113,12 +113,12 @@ STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for
 #: Markers for print without colours, and their approximate number per line.
 MARKERS, MARKERS_PER_LINE = "os^Dv", 8
 
+#: Number of characters of a legend that fit above a panel of ``curves.png``.
+LEGEND_CHARACTERS = 37
 #: A figure for a paper: inches per unit (TeX's point, the unit of ``\the\columnwidth``), range of widths in
 #: inches, vector formats.
 INCHES_PER_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 WIDTH_RANGE = 1.0, 30.0
-#: Number of characters of a legend that fit above a panel of ``curves.png``.
-LEGEND_CHARACTERS = 37
 FORMATS = (".pdf", ".svg", ".eps")
 #: Its font size and line width in points, and the ratio of a panel's height to its width.
 FONT_SIZE, LINE_WIDTH, ASPECT = 8, 1.2, 0.7
@@ -133,12 +133,15 @@ def axes_of(settings: Sequence[Setting]) -> list[Axis]:
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
     """The useful vertical scales, the better one first: logarithmic for positive values of a large range."""
-    means = np.concatenate(
-        [setting.curve(metric).median for setting in settings if metric in setting.metrics]
-    )
-    means = means[np.abs(means) < DIVERGED]
-    spread = means.max() / means.min() if len(means) and means.min() > 0 else 1
+    medians = _medians(settings, metric)
+    medians = medians[np.abs(medians) < DIVERGED]
+    spread = medians.max() / medians.min() if len(medians) and medians.min() > 0 else 1
     return ["log", "linear"] if spread > 100 else ["linear", "log"] if spread > 3 else ["linear"]
+
+
+def _medians(settings: Sequence[Setting], metric: str) -> np.ndarray:
+    """The medians of all settings that have the metric."""
+    return np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
 
 
 def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str | None = None) -> None:
@@ -319,9 +322,8 @@ def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> Non
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
-        drawn = [setting for setting in settings if metric in setting.metrics]
-        medians = np.concatenate([setting.curve(metric).median for setting in drawn])
-        cell.set_ylim(bottom=max(cell.get_ylim()[0], np.nanmin(medians, initial=np.inf) / 3))
+        least = np.nanmin(_medians(settings, metric), initial=np.inf)
+        cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
 
 
 def paper_figure(
@@ -347,7 +349,7 @@ def paper_figure(
         ValueError: the format, the width or an axis is invalid.
     """
     if path.suffix not in FORMATS:
-        raise ValueError(f"expected a figure file that ends in {', '.join(FORMATS)}, found {path.name}")
+        raise ValueError(f"expected a figure file that ends in {', '.join(FORMATS)}, got {path.name}")
     known = {axis.name: axis for axis in AXES}
     suitable = {axis.name for axis in axes_of(settings)}
     axes = [name.replace("_", " ") for name in axes]
@@ -380,17 +382,14 @@ def inches(text: str) -> float:
     """Parse a width such as ``3.25in`` or ``84mm``.
 
     Raises:
-        ValueError: the text is not a width from ``WIDTHS[0]`` to ``WIDTHS[1]`` inches.
+        ValueError: the text is not a width in :data:`WIDTH_RANGE`.
     """
-    found = re.fullmatch(rf"([0-9.]+) *({'|'.join(INCHES_PER_UNIT)})", text.strip())
-    try:
-        width = float(found[1]) * INCHES_PER_UNIT[found[2]] if found else 0.0
-    except ValueError:
-        width = 0.0
+    found = re.fullmatch(rf"([0-9]+\.?[0-9]*|\.[0-9]+) *({'|'.join(INCHES_PER_UNIT)})", text.strip())
+    width = float(found[1]) * INCHES_PER_UNIT[found[2]] if found else 0.0
     if not WIDTH_RANGE[0] <= width <= WIDTH_RANGE[1]:
         raise ValueError(
             f"expected a width from {WIDTH_RANGE[0]:g}in to {WIDTH_RANGE[1]:g}in with a unit "
-            f"({', '.join(INCHES_PER_UNIT)}), such as 3.25in or 84mm; found {text!r}"
+            f"({', '.join(INCHES_PER_UNIT)}), such as 3.25in or 84mm; got {text!r}"
         )
     return width
 
@@ -400,9 +399,10 @@ def _legend(drawing: Figure, labels: Sequence[str]) -> int:
     handle = 3.0  # in units of the font size
     width = 72 * drawing.get_figwidth() / FONT_SIZE
     labels = [textwrap.fill(label, max(int((width - handle - 1) / 0.62), 8)) for label in labels]
-    marks = [dict(marker=MARKERS[number % len(MARKERS)], markersize=3.5) for number in range(len(labels))]
-    looks = [curve_style(number) | mark | {"linewidth": LINE_WIDTH} for number, mark in enumerate(marks)]
-    handles = [Line2D([], [], **look) for look in looks]
+    handles = []
+    for number in range(len(labels)):
+        style = curve_style(number) | {"linewidth": LINE_WIDTH}
+        handles.append(Line2D([], [], **style, marker=MARKERS[number % len(MARKERS)], markersize=3.5))
     for columns in range(len(labels), 0, -1):
         legend = drawing.legend(
             handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=FONT_SIZE - 1,
@@ -462,11 +462,11 @@ def plot(
 def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, settings: pd.Index) -> None:
     """Plot the runs of a setting by :func:`draw_summary`."""
     diverged = [run["diverged"].any() or not np.isfinite(run["value"].iloc[-1]) for run in runs]
-    known = [run for run, lost in zip(runs, diverged) if not lost]
-    curve = Curve.from_runs((run["round"], run["value"]) for run in known or runs)
-    across = Curve.from_runs((run["round"], run[x]) for run in known or runs).mean
-    seeds = [(run[x], run["value"], lost) for run, lost in zip(runs, diverged)]
-    count = f" ({len(known)} of {len(runs)} finite)" if any(diverged) else ""
+    finite = [run for run, is_diverged in zip(runs, diverged) if not is_diverged]
+    curve = Curve.from_runs((run["round"], run["value"]) for run in finite or runs)
+    across = Curve.from_runs((run["round"], run[x]) for run in finite or runs).mean
+    seeds = [(run[x], run["value"], is_diverged) for run, is_diverged in zip(runs, diverged)]
+    count = f" ({len(finite)} of {len(runs)} finite)" if any(diverged) else ""
     number, log = settings.get_loc(setting), ax.get_yscale() == "log"
     label = escape_mathtext(f"{setting}{count}")
     draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)

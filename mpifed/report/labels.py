@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +51,7 @@ def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict
     shared_cell = [key for key in keys if several and not rule.is_task(key)]
     within, cells = _varying_within_methods(settings), {}
     for setting in settings:
-        varying = [key for key in within[setting.name] if key in shared_cell]
-        present = [key for key in varying if key in setting.settings]
-        words = [_setting_text(key, setting.settings[key], varying) for key in present]
+        words = _setting_texts(setting, [key for key in within[setting.name] if key in shared_cell])
         cells[setting] = ({"settings": ", ".join(words)} if shared_cell else {}) | {
             key: setting.settings.get(key) for key in keys if key not in shared_cell
         }
@@ -75,8 +73,8 @@ def _hyperparameters(setting: Setting, others: Collection[str]) -> Iterator[str]
     for key, value in setting.settings.items():
         name = key.removeprefix("algorithm.").removesuffix(".name")
         constant = value == "constant" and f"algorithm.{name}" in setting.settings
-        own = key.startswith("algorithm.") and key != "algorithm.name" and not key.endswith(".digest")
-        if own and not constant and key not in others:
+        chosen = key.startswith("algorithm.") and key != "algorithm.name" and not key.endswith(".digest")
+        if chosen and not constant and key not in others:
             yield f"{name}={value}"
 
 
@@ -90,9 +88,7 @@ def labels(
     """
     within, result = _varying_within_methods(settings), []
     for setting in settings:
-        varying = within[setting.name]
-        present = [key for key in varying if key in setting.settings]
-        words = [_setting_text(key, setting.settings[key], varying, keys) for key in present]
+        words = _setting_texts(setting, within[setting.name], keys)
         name = f"{methods.get(setting.name, setting.name)}{' (infeasible)' if setting.infeasible else ''}"
         result.append(", ".join([name, *words]))
     counts = Counter(result)
@@ -109,12 +105,15 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
     return [os.path.relpath(folder, common) for folder in folders]
 
 
-def _setting_text(key: str, value: object, varying: Sequence[str], keys: Mapping[str, str] = {}) -> str:
-    """``gamma=0.1``, or with the whole dotted name if another varying setting ends in the same word."""
-    first, dot, last = key.rpartition(".")
-    unique = sum(other.rpartition(".")[2] == last for other in varying) == 1
-    named = keys.get(last, last)
-    return str(value) if last == "name" and unique else f"{named if unique else first + dot + named}={value}"
+def _setting_texts(setting: Setting, varying: Sequence[str], keys: Mapping[str, str] = {}) -> Iterator[str]:
+    """``gamma=0.1`` for each varying setting; the whole dotted name if another one ends in the same word."""
+    counts = Counter(key.rpartition(".")[2] for key in varying)
+    for key in varying:
+        first, dot, last = key.rpartition(".")
+        unique, name, value = counts[last] == 1, keys.get(last, last), setting.settings.get(key)
+        if key in setting.settings:
+            named = name if unique else first + dot + name
+            yield str(value) if last == "name" and unique else f"{named}={value}"
 
 
 @dataclass(frozen=True)
@@ -150,18 +149,17 @@ class Labels:
             "metrics": {*metrics},
             "axes": {*axes},
         }
-        assert [*known] == [item.name for item in fields(cls)]
         for section, names in tables.items():
             if section not in known:
                 raise ValueError(f"{path}: unknown section [{section}]: {suggest(section, known)}")
             if not isinstance(names, dict):
-                raise ValueError(f"{path}: {section} must be a table of names, found {names!r}")
+                raise ValueError(f"{path}: {section} must be a table of names, got {names!r}")
             for name, new in names.items():
                 if name not in known[section]:
-                    miss = suggest(name, known[section])
-                    raise ValueError(f"{path}: [{section}] has no {name!r}: {miss}")
+                    options = suggest(name, known[section])
+                    raise ValueError(f"{path}: [{section}] has no {name!r}: {options}")
                 if not isinstance(new, str):
-                    raise ValueError(f"{path}: [{section}] {name} must be a text, found {new!r}")
+                    raise ValueError(f"{path}: [{section}] {name} must be a text, got {new!r}")
         return cls(**tables)
 
     def for_settings(self, settings: Sequence[Setting], quote: Callable[[str, bool], str]) -> list[str]:

@@ -126,12 +126,8 @@ def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, body: str) -> 
     numbers = sorted({len(setting.runs) for setting in chosen})
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     evaluation = "the last evaluation" if rule.by == "final" else "the best evaluation"
-    words = [
-        rf"Value at {evaluation}, mean $\pm$ standard deviation over {seeds} seeds."
-        if numbers[-1] > 1
-        else f"Value at {evaluation}, one seed."
-    ]
-    words.append("The best is bold.")
+    spread = rf"mean $\pm$ standard deviation over {seeds} seeds" if numbers[-1] > 1 else "one seed"
+    words = [f"Value at {evaluation}, {spread}.", "The best is bold."]
     if tested:
         words.append(rf"${MARK}$: not significantly different from the best at level {LEVEL:g} ({TEST}).")
     elif len(chosen) > 1:

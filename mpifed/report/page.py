@@ -113,8 +113,8 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
         figure: a PNG of the curves, for print and browsers without scripts.
     """
     runs, choosing = [run for setting in settings for run in setting.runs], len(chosen) < len(settings)
-    common, own = _configs(runs)
-    tables = _tables(settings, chosen, runs, rule, own)
+    common, differing = _configs(runs)
+    tables = _tables(settings, chosen, runs, rule, differing)
     options = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return (
         Environment(autoescape=True, **options)
@@ -140,7 +140,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
     )
 
 
-def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
+def _tables(settings, chosen, runs, rule: Rule, differing) -> dict:
     """The page's tables by name, ``None`` for an empty table."""
     cells, marks = setting_cells(settings, rule), [setting in chosen for setting in settings]
     best = setting_rows(chosen, rule, whole_setting_cells(settings, rule))
@@ -155,7 +155,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
-        "own": _table(own),
+        "differing": _table(differing),
     }
 
 
@@ -212,12 +212,12 @@ def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
     """Rows as texts, with the type of each column: number, short (never broken into lines) or long."""
     if not rows:
         return None
-    texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
+    texts, types = [[cell(column, value) for column, value in row.items()] for row in rows], []
     for column, words in zip(rows[0], zip(*texts)):
         numeric = any(isinstance(row[column], int | float | MeanStd) for row in rows)
-        kinds.append("number" if numeric else "long" if max(map(len, words)) > LONG else "short")
+        types.append("number" if numeric else "long" if max(map(len, words)) > LONG else "short")
     marks = list(marks) or [False] * len(rows)
-    return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": marks}
+    return {"columns": list(rows[0]), "types": types, "rows": texts, "marks": marks}
 
 
 def _meanings(tables: dict[str, dict | None]) -> dict[str, str]:
@@ -284,11 +284,10 @@ def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
     keys = dict.fromkeys(key for config in configs for key in config)
     apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
     common = {key: configs[0][key] for key in keys if key not in apart}
-    own = [
-        {"run": name} | {key: config.get(key) for key in apart}
-        for name, config in zip(run_names(runs), configs)
-    ]
-    return common, own if apart else []
+    if not apart:
+        return common, []
+    named = zip(run_names(runs), configs)
+    return common, [{"run": name} | {key: config.get(key) for key in apart} for name, config in named]
 
 
 def bokeh_js() -> str:
@@ -309,17 +308,13 @@ def points_per_line(lines: int) -> int:
 def legend(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[dict]:
     """The legend's entries, the chosen settings first."""
     ordered, names = _chosen_first(settings, chosen), dict(zip(settings, labels(settings)))
-    texts, entries = (
-        with_finite_counts(ordered, [names[setting] for setting in ordered], metrics_of(settings)),
-        [],
-    )
-    for number, setting in enumerate(ordered):
-        style = curve_style(number)
-        dashes = [] if style["linestyle"] == "-" else [2 * part for part in style["linestyle"][1]]
-        entries.append(
-            {"label": texts[number], "color": style["color"], "dark": DARK[style["color"]], "dashes": dashes}
-            | {"best": setting in chosen}
-        )
+    texts = with_finite_counts(ordered, [names[setting] for setting in ordered], metrics_of(settings))
+    entries = []
+    for number, (setting, text) in enumerate(zip(ordered, texts)):
+        color, line = curve_style(number)["color"], curve_style(number)["linestyle"]
+        dashes = [] if line == "-" else [2 * part for part in line[1]]
+        entry = {"label": text, "color": color, "dark": DARK[color], "dashes": dashes}
+        entries.append(entry | {"best": setting in chosen})
     return entries
 
 

@@ -50,8 +50,8 @@ class FiniteSummary(NamedTuple):
     def from_values(cls, values: np.ndarray) -> FiniteSummary:
         """Summarise one value per run."""
         known = values[np.isfinite(values)]
-        figures = (np.median(known), known.min(), known.max()) if len(known) else (np.nan,) * 3
-        return cls(len(known), len(values), *map(float, figures))
+        summary = (np.median(known), known.min(), known.max()) if len(known) else (np.nan,) * 3
+        return cls(len(known), len(values), *map(float, summary))
 
     def describe(self, text: Callable[[float], str]) -> str:
         """Format as ``median 0.3 (0.1 to 0.4), 4 of 5 finite``, with a function that formats a number."""
@@ -131,9 +131,9 @@ class Curve(NamedTuple):
             return self.low, self.high
         return self.mean - self.deviation, self.mean + self.deviation
 
-    def thinned(self, points: int | None) -> Curve:
+    def thinned(self, points: int) -> Curve:
         """Keep at most ``points`` evenly spaced points, including the first and the last."""
-        if points is None or len(self.rounds) <= points:
+        if len(self.rounds) <= points:
             return self
         indices = np.unique(np.linspace(0, len(self.rounds) - 1, points).round().astype(int))
         return Curve(*(column[indices] for column in self))
@@ -162,13 +162,13 @@ def best_value(run: RunData, metric: str) -> float:
     return run.metrics[metric][np.argmax(values)].item() if np.isfinite(values).any() else np.nan
 
 
-def ranking_key(figures: Iterable[float], maximised: bool) -> tuple[int, float]:
+def ranking_key(values: Iterable[float], maximised: bool) -> tuple[int, float]:
     """Sort key of a setting, given one value per run; smaller is better.
 
     The number of non-finite values, then the mean (the median of the finite values if some are not finite),
     negated if ``maximised``; infinite if no value is finite.
     """
-    values = np.array([*figures], dtype=float)
+    values = np.array([*values], dtype=float)
     known = values[np.isfinite(values)]
     diverged = len(values) - len(known)
     if not len(known):

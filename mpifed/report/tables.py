@@ -78,12 +78,10 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
 
 def _totals(run: RunData) -> dict[str, float]:
     """The total costs of a run, with their names in tables."""
-    total = {
-        "rounds" if name == "round" else name.replace("_", " "): (float if "seconds" in name else int)(
-            values[-1]
-        )
-        for name, values in run.costs.items()
-    }
+    total: dict[str, float] = {}
+    for name, values in run.costs.items():
+        number = float(values[-1]) if "seconds" in name else int(values[-1])
+        total["rounds" if name == "round" else name.replace("_", " ")] = number
     return total | {"bytes": total["bytes up"] + total["bytes down"]}
 
 
@@ -93,10 +91,9 @@ def _displayed_costs(totals: Sequence[dict[str, float]], names: Sequence[str]) -
     for total in totals:
         row = {name: total[name] for name in names}
         row |= {"federated seconds": total["federated seconds"] or None} if clocked else {}
-        spent = total["communication seconds"] + total["compute seconds"]
-        rows.append(
-            row | {"communication %": 100 * total["communication seconds"] / spent if spent else np.nan}
-        )
+        communication, compute = total["communication seconds"], total["compute seconds"]
+        spent = communication + compute
+        rows.append(row | {"communication %": 100 * communication / spent if spent else np.nan})
     return rows
 
 
@@ -114,18 +111,14 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
         row |= {"not finished": sum(not run.stopped for run in setting.runs)}
         row |= {"infeasible": setting.infeasible} if any(other.infeasible for other in settings) else {}
         for metric, by in product(metrics_of(settings), ("final", "best")):
-            has = metric in setting.metrics
-            row[f"{metric} {by}"] = (
-                setting.spread(lambda run: Rule(by=by).value(run, metric)) if has else None
-            )
+            values = [Rule(by=by).value(run, metric) for run in setting.runs if metric in setting.metrics]
+            row[f"{metric} {by}"] = MeanStd.from_values(values) if values else None
         if rule.target is not None:
             metric = rule.metric_of(setting)
             rounds = [rule.rounds_to_target(run, metric) for run in setting.runs]
             reached = [number for number in rounds if number is not None]
-            row |= {
-                _target(rule): MeanStd.from_values(reached) if reached else None,
-                "reached by": len(reached),
-            }
+            row[_target(rule)] = MeanStd.from_values(reached) if reached else None
+            row["reached by"] = len(reached)
         rows.append(row)
     return rows
 
@@ -176,18 +169,18 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
         if found is None:
             continue
         theorem, _ = found
-        common = {"theorem": theorem.name, "bound on": theorem.of}
-        bounds = [_steps(run)[1] for run in setting.runs]
-        figure = MeanStd.from_values(bounds) if None not in bounds else None
+        steps, bounds = zip(*map(_steps, setting.runs))
+        row = {"setting": name, "theorem": theorem.name, "bound on": theorem.of}
+        row["bound"] = MeanStd.from_values(bounds) if None not in bounds else None
         has = theorem.metric in setting.metrics
-        last = setting.spread(lambda run: Rule().value(run, theorem.metric)) if has else None
-        steps = [key for key in _steps(setting.runs[0])[0] if all(_used(run, key) for run in setting.runs)]
-        for key in steps:
-            row = {"setting": name, **common, "bound": figure, "measured": last, "step": key}
-            row["prescribed"] = setting.spread(lambda run: _steps(run)[0][key])
-            row["used"] = setting.spread(lambda run: _used(run, key))
-            row["used / prescribed"] = setting.spread(lambda run: _used(run, key) / _steps(run)[0][key])
-            rows.append(row)
+        row["measured"] = setting.spread(lambda run: Rule().value(run, theorem.metric)) if has else None
+        for key in steps[0]:
+            prescribed, used = [step[key] for step in steps], [_used(run, key) for run in setting.runs]
+            if all(used):
+                ratios = [one / other for one, other in zip(used, prescribed)]
+                columns = {"prescribed": prescribed, "used": used, "used / prescribed": ratios}
+                spreads = {column: MeanStd.from_values(values) for column, values in columns.items()}
+                rows.append(row | {"step": key} | spreads)
     return rows
 
 
@@ -220,11 +213,10 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
                 for per_cent in QUANTILES
             }
             row = {"setting": name, "metric": metric, "clients": len(runs[0].details.clients[metric])}
-            figures = MeanStd.from_values(run.details.clients[metric][k] for run, k in zip(runs, worst))
-            mean = {"mean": MeanStd.from_values(values.mean() for values in known)}
-            rows.append(
-                row | mean | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))}
-            )
+            row |= {"mean": MeanStd.from_values(values.mean() for values in known)} | quantiles
+            worst_values = (run.details.clients[metric][k] for run, k in zip(runs, worst))
+            row |= {"worst": MeanStd.from_values(worst_values), "worst client": ", ".join(map(str, worst))}
+            rows.append(row)
     return rows
 
 
@@ -257,9 +249,10 @@ def cell(column: str, value) -> str:
     """Format a value."""
     if isinstance(value, MeanStd):
         return value.describe()
-    if value is None or isinstance(value, str):
-        text = value or ("not finished" if column == "stopped" else "")
-        return "-" if value is None else escape_control(text, line=True)
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return escape_control(value, line=True) or ("not finished" if column == "stopped" else "")
     if "bytes" in column.split():
         return filesize.decimal(round(value))
     if "seconds" in column.split():
@@ -331,8 +324,9 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
 
 def _memory(runs: Sequence[RunData]) -> str | None:
     known = [run.ranks for run in runs if run.ranks]
-    ranks = {name: np.concatenate([one[name] for one in known]) for name in (known[0] if known else ())}
-    return describe_memory(ranks) if known else None
+    if not known:
+        return None
+    return describe_memory({name: np.concatenate([ranks[name] for ranks in known]) for name in known[0]})
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:

@@ -1,4 +1,4 @@
-"""A search for the best settings of methods, at the same cost for each."""
+"""Searches for the best settings of methods, with comparable budgets."""
 
 from mpifed.base.extras import expect_extra
 

@@ -24,10 +24,7 @@ PROPOSALS_PER_POINT = 20
 
 def settings_at(open: OpenSettings, point: Point) -> dict:
     """Return the values of the open settings at a point."""
-    return {
-        key: domain.value(number) if isinstance(domain, Range) else domain.values[int(number)]
-        for (key, domain), number in zip(open.items(), point)
-    }
+    return {key: domain.value(number) for (key, domain), number in zip(open.items(), point)}
 
 
 def sobol_points(open: OpenSettings, count: int, seed: int, known: Collection[Point]) -> list[Point]:
@@ -37,15 +34,8 @@ def sobol_points(open: OpenSettings, count: int, seed: int, known: Collection[Po
     rows = qmc.Sobol(len(open), scramble=True, seed=seed).random_base2(
         math.ceil(math.log2(count * PROPOSALS_PER_POINT))
     )
-    points = (
-        tuple(
-            domain.at_fraction(fraction)
-            if isinstance(domain, Range)
-            else math.floor(fraction * len(domain.values))
-            for domain, fraction in zip(open.values(), row)
-        )
-        for row in rows.tolist()
-    )
+    domains = open.values()
+    points = (tuple(domain.at_fraction(x) for domain, x in zip(domains, row)) for row in rows.tolist())
     return _new(points, count, known)
 
 
@@ -95,19 +85,13 @@ def _proposals(optuna, open: OpenSettings, seed: int, ranked: Sequence[Point], c
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=position))
     for _ in range(count):
         params = study.ask(distributions).params
-        yield tuple(
-            domain.rounded(params[key]) if isinstance(domain, Range) else params[key]
-            for key, domain in open.items()
-        )
+        yield tuple(domain.rounded(params[key]) for key, domain in open.items())
 
 
 def _distribution(distributions, domain: Range | Choice):
     if isinstance(domain, Choice):
-        last = len(domain.values) - 1
-        return (
-            distributions.IntDistribution(0, last)
-            if domain.ordered
-            else distributions.CategoricalDistribution(range(last + 1))
-        )
+        if domain.ordered:
+            return distributions.IntDistribution(0, domain.size - 1)
+        return distributions.CategoricalDistribution(range(domain.size))
     numeric = distributions.IntDistribution if domain.integer else distributions.FloatDistribution
     return numeric(domain.low, domain.high, log=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from mpifed.config.grids import settings_name
 from mpifed.config.space import Range
-from mpifed.config.tables import toml_string
+from mpifed.config.tables import toml_key, toml_settings
 from mpifed.config.tuning import Study, Tuning
 from mpifed.report.statistics import ranking_key
 from mpifed.storage.files import SEARCH_RESULT, TRIALS, TRIED, replacing
@@ -73,8 +72,8 @@ def result_of(search: Search, metric: str) -> SearchResult:
 
 
 def _mean(values: Sequence[float]) -> float:
-    lost, mean = ranking_key(values, False)
-    return math.nan if lost or not math.isfinite(mean) else mean
+    diverged, mean = ranking_key(values, False)
+    return math.nan if diverged or not math.isfinite(mean) else mean
 
 
 def _warnings(search: Search) -> list[str]:
@@ -147,10 +146,10 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
         lines.append(
             f"# Unfinished: {missing} of {len(tuning.studies)} searches; the same command continues."
         )
-    lines += _settings(plain)
+    lines += toml_settings(plain)
     for key, value in table.items():
         if isinstance(value, dict):
-            lines += ["", f"[{_key(key)}]", *_settings(value)]
+            lines += ["", f"[{toml_key(key)}]", *toml_settings(value)]
     for study, result in done:
         seeds = [study.seed + SEED_OFFSET + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
         algorithm = _as_choices(study.space.table(result.settings))
@@ -160,7 +159,7 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
             f"{len(result.tried)} setting(s) tried, {result.spent:,} of {result.budget:,} oracle calls spent",
             *(f"# Warning: {text}." for text in result.warnings),
             "[[sweep]]",
-            *_settings({"seed": seeds, **_as_choices(study.settings), "algorithm": algorithm}),
+            *toml_settings({"seed": seeds, **_as_choices(study.settings), "algorithm": algorithm}),
         ]
     return "\n".join(lines) + "\n"
 
@@ -171,23 +170,3 @@ def _as_choices(table: dict[str, Any]) -> dict[str, Any]:
         key: [value] if isinstance(value, list) else _as_choices(value) if isinstance(value, dict) else value
         for key, value in table.items()
     }
-
-
-def _settings(table: dict[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_string(key)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return toml_string(value)
-    if isinstance(value, dict):
-        return "{ " + ", ".join(_settings(value)) + " }" if value else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value)

@@ -137,15 +137,15 @@ class Search:
             return
         reserve, number = self._reserve(), 0
         while True:
-            left, begin = self.budget - self.spent, number % len(BRACKET_SIZES)
-            count = self._affordable(begin, left - reserve) if number < INITIAL_BRACKETS else 0
+            left, first_rung = self.budget - self.spent, number % len(BRACKET_SIZES)
+            count = self._affordable(first_rung, left - reserve) if number < INITIAL_BRACKETS else 0
             extensions = {} if count else self.extensions()
-            begin = len(BRACKET_SIZES) - 1 if extensions else begin
-            count = count or self._affordable(begin, left)
-            points = self._proposed(count, begin, extensions) if count else []
+            first_rung = len(BRACKET_SIZES) - 1 if extensions else first_rung
+            count = count or self._affordable(first_rung, left)
+            points = self._proposed(count, first_rung, extensions) if count else []
             if not points:
                 return
-            yield from self._bracket(points, self._stages(begin))
+            yield from self._bracket(points, self._stages(first_rung))
             number += not extensions
 
     def _reserve(self) -> float:
@@ -154,9 +154,13 @@ class Search:
         least = self._cost(REDUCTION_FACTOR, self._stages(0))
         return max(RESERVED_SHARE * self.budget, least) if extends and self.budget >= 2 * least else 0
 
-    def _stages(self, begin: int) -> list[tuple[int, int]]:
-        """Return the rounds and number of seeds of each rung of a bracket: first one seed, then all."""
-        rungs = self.rungs[min(begin, len(self.rungs) - 1) :]
+    def _stages(self, first_rung: int) -> list[tuple[int, int]]:
+        """Return the rounds and number of seeds of each rung of a bracket: first one seed, then all.
+
+        Args:
+            first_rung: number of the rung with which the bracket begins; with fewer rungs, the last one.
+        """
+        rungs = self.rungs[min(first_rung, len(self.rungs) - 1) :]
         later = rungs[1:] or rungs
         return [(rungs[0], 1), *((rounds, len(self.seeds)) for rounds in later)]
 
@@ -169,22 +173,19 @@ class Search:
             before, count = calls, _survivors(count)
         return total
 
-    def _affordable(self, begin: int, budget: float) -> int:
+    def _affordable(self, first_rung: int, budget: float) -> int:
         """Return the number of settings of the next bracket; 0 if the budget is too small."""
-        stages = self._stages(begin)
-        return max(
-            (count for count in range(1, BRACKET_SIZES[begin] + 1) if self._cost(count, stages) <= budget),
-            default=0,
-        )
+        counts, stages = range(1, BRACKET_SIZES[first_rung] + 1), self._stages(first_rung)
+        return max((count for count in counts if self._cost(count, stages) <= budget), default=0)
 
-    def _proposed(self, count: int, begin: int, extensions: Mapping[str, Range]) -> list[Point]:
+    def _proposed(self, count: int, first_rung: int, extensions: Mapping[str, Range]) -> list[Point]:
         """Return up to ``count`` new compatible settings.
 
         Raises:
             ConfigError: none of the first proposals are compatible; the error is that of the last one.
         """
         self.open |= {key: self.open[key].union(more) for key, more in extensions.items()}
-        near = self._near(extensions) if extensions or begin == len(BRACKET_SIZES) - 1 else {}
+        near = self._near(extensions) if extensions or first_rung == len(BRACKET_SIZES) - 1 else {}
         valid: list[Point] = []
         last_error = None
         for attempt in range(MAX_ATTEMPTS):
@@ -240,20 +241,15 @@ class Search:
         trials = [Trial(point, settings_at(self.open, point), number) for point in points]
         self.trials += trials
         for stage, (rounds, seeds) in enumerate(stages, 1):
-            wanted = [
-                (trial, seed)
-                for trial in trials
-                for seed in self.seeds[:seeds]
-                if (rounds, seed) not in trial.outcomes
-            ]
-            begun = {(id(trial), seed) for trial in trials for _, seed in trial.outcomes}
-            requests = [
-                Request(trial.settings, seed, rounds, (id(trial), seed) not in begun)
-                for trial, seed in wanted
-            ]
+            runs = [(trial, seed) for trial in trials for seed in self.seeds[:seeds]]
             # With one seed, full runs may have been run before.
+            runs = [(trial, seed) for trial, seed in runs if (rounds, seed) not in trial.outcomes]
+            requests = [
+                Request(trial.settings, seed, rounds, all(other != seed for _, other in trial.outcomes))
+                for trial, seed in runs
+            ]
             outcomes = (yield requests) if requests else ()
-            for (trial, seed), outcome in zip(wanted, outcomes, strict=True):
+            for (trial, seed), outcome in zip(runs, outcomes, strict=True):
                 trial.outcomes[rounds, seed] = outcome
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
             trials = ranked[: _survivors(len(ranked))] if stage < len(stages) else []

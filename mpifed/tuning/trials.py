@@ -111,9 +111,8 @@ class Probe:
                 "problem.validation, e.g. to 0.2, to hold out a share of the training data; a user-defined "
                 "problem defines tested_on, or lists metrics without test data in of_training"
             )
-        return validation_metric(
-            metric, self.metrics
-        )  # metrics without a validation version use no held-out samples
+        # A metric without a validation version uses no held-out samples.
+        return validation_metric(metric, self.metrics)
 
 
 def probe(study: Study, comm: SerialComm) -> Probe:
@@ -136,12 +135,11 @@ def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
         simulation.start()
         metrics = simulation.evaluate(simulation.shared)
         simulation.step()
-        first = simulation.rounds.costs.oracle_calls
+        first_calls = simulation.rounds.costs.oracle_calls
         simulation.step()
-    each = simulation.rounds.costs.oracle_calls - first
     return Probe(
-        first,
-        each,
+        first_calls,
+        simulation.rounds.costs.oracle_calls - first_calls,
         [*metrics],
         sorted(simulation.metrics.maximised),
         _held_out(simulation.problem, metrics),
@@ -155,9 +153,9 @@ def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
     A problem without ``test_rows`` may compute metrics of test samples itself. Metrics to maximise, such as
     accuracies, count as such unless the problem lists them in ``of_training``.
     """
-    apart = tuple(split_metric_name(split, "") for split in ("train", "client", VALIDATION))
-    own = [name for name in metrics if problem.test_rows or name in problem.maximised]
-    return [name for name in own if name not in problem.of_training and not name.startswith(apart)]
+    others = tuple(split_metric_name(split, "") for split in ("train", "client", VALIDATION))
+    names = [name for name in metrics if problem.test_rows or name in problem.maximised]
+    return [name for name in names if name not in problem.of_training and not name.startswith(others)]
 
 
 def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -> Path:

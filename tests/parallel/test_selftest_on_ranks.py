@@ -29,7 +29,7 @@ def outcome(comm, out, capsys, monkeypatch):
 
 def test_all_checks_pass(outcome, comm):
     passed, lines = outcome()
-    names = ["ok      MPI", "ok      Allreduce", "ok      files", "ok      same bits", "ok      GPU"]
+    names = ["ok      MPI", "ok      Allreduce", "ok      files", "ok      reproducibility", "ok      GPU"]
     assert passed and [line.partition(":")[0] for line in lines] == (names if comm.rank == 0 else [])
     if comm.rank == 0:
         assert f", 1 node(s), {comm.threads}" in lines[0]
@@ -46,5 +46,7 @@ def test_the_last_rank_has_other_results(outcome, comm, monkeypatch):
     assert not passed
     if comm.rank == 0:
         last = comm.size - 1
-        expected = f"failed  same bits: {comm.size} ranks and one rank differ by up to 1 (on rank {last})"
+        expected = (
+            f"failed  reproducibility: {comm.size} ranks and one rank differ by up to 1 (on rank {last})"
+        )
         assert lines[3:5] == [expected, f"        {selftest.NODES}"]

@@ -162,7 +162,7 @@ def test_errors_are_found_before_anything_is_written(runs):
         ("[method]\nFGDA = 'a'", "unknown section [method]: did you mean 'methods'"),
         ("[methods]\nFGD = 'a'", "[methods] has no 'FGD': did you mean 'FGDA'"),
         ("[settings]\nrun.out = 'a'", "[settings] has no 'run'"),
-        ("[axes]\nbytes = 1", "[axes] bytes must be a text, found 1"), ("axes = 1", "axes must be a table"),
+        ("[axes]\nbytes = 1", "[axes] bytes must be a text, got 1"), ("axes = 1", "axes must be a table"),
     ]:  # fmt: skip
         labels.write_text(text)
         assert message in invoke(runs, "--latex", runs.parent / "t.tex", "--labels", labels, code=2), text

@@ -129,6 +129,6 @@ def test_the_command(tmp_path):
         timeout=240,
     )
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    assert "    ok      same bits: 2 ranks and one rank give bitwise identical results" in done.stdout
+    assert "    ok      reproducibility: 2 ranks and one rank give bitwise identical results" in done.stdout
     assert done.stdout.splitlines()[0].endswith(": one process")
     assert done.stdout.endswith("ok      two ranks: mpirun -n 2 mpifed selftest succeeds\n")

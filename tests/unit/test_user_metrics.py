@@ -246,6 +246,7 @@ def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
     counts = sum(run.details.confusion for run in runs)
     assert [[*row.values()][1:] for row in rows] == counts.tolist()
     text = page([setting], [setting], Rule())
-    assert "<h2>Clients</h2>" in text and "<h2>Confusion</h2>" in text and "client_accuracy_q10" not in text
+    assert "<h2>Clients</h2>" in text and "<h2>Confusion matrices</h2>" in text
+    assert "client_accuracy_q10" not in text
     assert "the training data" in Rule("client_accuracy_worst").describe([setting])
     Rule("client_accuracy_worst").check([setting])

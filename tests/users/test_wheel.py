@@ -30,5 +30,5 @@ def test_its_command_lists_and_runs(user):
     assert "AdaFGDA" in user("mpifed", "list")
     (user.folder / "job.toml").write_text(JOB)
     user("mpifed", "run", "job.toml", "run.out=a run", ranks=2)
-    assert "ok      same bits: 2 ranks and one rank" in user("mpifed", "selftest", ranks=2)
+    assert "ok      reproducibility: 2 ranks and one rank" in user("mpifed", "selftest", ranks=2)
     assert (user.folder / "a run" / "run.h5").exists() and list((user.folder / "a run").glob("*.html"))
