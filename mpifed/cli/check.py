@@ -156,7 +156,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
             _same(_run(*pair, comm), _run(*pair), "the results")
 
         if comm.size > 1:
-            report.run([(f"{comm.size} ranks give bitwise the same result as one rank", on_ranks)])
+            report.run([(f"{comm.size} ranks and one rank give bitwise identical results", on_ranks)])
     return bool(sound[0]) and report.sound
 
 
@@ -353,8 +353,8 @@ METHOD_CHECKS: list[Check] = [
     (f"{SAME_IN_GROUPS}, {{dtype}}", partial(_groups, 1e-12)),
     (f"rounds with {COHORT} of the clients stay finite", _partial),
     ("points stay in the problem's sets", _feasible),
-    ("a second run gives bitwise the same result", _repeated),
-    ("a resumed run gives bitwise the same result", _resumed),
+    ("two runs give bitwise identical results", _repeated),
+    ("a resumed run and an uninterrupted run give bitwise identical results", _resumed),
 ]
 
 
@@ -536,6 +536,6 @@ PROBLEM_CHECKS: list[Check] = [
     ("a sample depends only on its address", _draws),
     ("scores do not depend on the other rows of a call, and metrics are numbers, {dtype}", _scores),
     (f"{ROUNDS} rounds stay finite and in the sets, {{dtype}}", _finite),
-    ("a second run with the same seed gives bitwise the same result", _problem_repeated),
+    ("two runs with the same seed give bitwise identical results", _problem_repeated),
     (f"{SAME_IN_GROUPS}, {{dtype}}", _problem_groups),
 ]

@@ -63,7 +63,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
         row = {"name": name} | ({"method": setting.name} if len(runs) > 1 else {})
         row |= {key: value for key, value in cells[setting].items() if key != "rounds"}
         row |= {"seed": run.config.get("seed")} if seeds else {}
-        row["rounds"] = int(run.costs["round"][-1])
+        row["rounds"] = run.last_round
         row |= {"infeasible": run.infeasible or None} if any(other.infeasible for other in runs) else {}
         for metric in metrics_of(settings):
             has = metric in run.metrics

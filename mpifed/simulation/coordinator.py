@@ -7,7 +7,7 @@ phase is absent until the next cohort is sampled.
 
 The adaptive matrices are computed on rank 0 from moments that only rank 0 stores, and one broadcast of part
 of ``shared`` sends them to the other ranks. With ``matrices = "replicated"``, every rank stores the moments
-and computes bitwise the same matrices from the same averages, without the broadcast.
+and computes bitwise identical matrices from the same averages, without the broadcast.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _has_outcome(stored: RunData, config: Config) -> bool:
     Raises:
         ConfigError: it has, but on other data, and may not be replaced.
     """
-    further = _reached(stored) > config.rounds  # because of a later rung, which may be unfinished
+    further = stored.last_round > config.rounds  # because of a later rung, which may be unfinished
     known = config.rounds in stored.metric_rounds if further else has_ended(stored, config)
     return known and has_same_data(stored, config)
 
@@ -212,18 +212,14 @@ def _cannot_be_resumed(stored: RunData, config: Config) -> bool:
     It has passed the requested rounds, or has ended earlier and has no checkpoint.
     """
     ended = stored.end is not None and stored.config["rounds"] < config.rounds
-    return _reached(stored) > config.rounds or (ended and not Folder(stored.folder).checkpoints())
-
-
-def _reached(stored: RunData) -> int:
-    return int(stored.costs["round"][-1])
+    return stored.last_round > config.rounds or (ended and not Folder(stored.folder).checkpoints())
 
 
 def _outcome(stored: RunData, rounds: int, metric: str) -> TrialOutcome:
     """Return the outcome of a run after ``rounds``; later rounds are ignored."""
     calls = int(stored.costs["oracle_calls"][stored.costs["round"] <= rounds][-1])
     values = stored.metrics[metric][stored.metric_rounds <= rounds]
-    diverged = stored.diverged and stored.costs["round"][-1] <= rounds
+    diverged = stored.diverged and stored.last_round <= rounds
     return TrialOutcome(float("nan") if diverged or not len(values) else float(values[-1]), calls)
 
 

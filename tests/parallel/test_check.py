@@ -27,7 +27,7 @@ def test_a_valid_method_passes_on_all_ranks(comm, capsys):
     assert same_on_all_ranks(comm, check_class(f"{PLUGIN}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
     assert bool(lines) == (comm.rank == 0)
-    verdict = f"holds        {comm.size} ranks give bitwise the same result as one rank"
+    verdict = f"holds        {comm.size} ranks and one rank give bitwise identical results"
     assert (verdict in lines) == (comm.rank == 0 and comm.size > 1), lines
 
 
@@ -44,7 +44,7 @@ def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
     assert same_on_all_ranks(comm, check_class(f"{plugin}:FedAvg", [], comm)) == (comm.size == 1)
     if comm.rank == 0 and comm.size > 1:
         (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
-        assert f"{comm.size} ranks give bitwise the same result as one rank: the results differ" in failure
+        assert f"{comm.size} ranks and one rank give bitwise identical results: the results differ" in failure
 
 
 def test_a_failure_in_one_process_is_not_repeated_on_ranks(comm, out, capsys):
@@ -54,7 +54,7 @@ def test_a_failure_in_one_process_is_not_repeated_on_ranks(comm, out, capsys):
     comm.barrier()
     assert not same_on_all_ranks(comm, check_class(f"{plugin}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
-    statement = f"{comm.size} ranks give bitwise the same result as one rank"
+    statement = f"{comm.size} ranks and one rank give bitwise identical results"
     said = f"not checked  {statement}: a check in one process failed"
     assert (said in lines) == (comm.rank == 0 and comm.size > 1), lines
 

@@ -102,8 +102,8 @@ def test_valid_methods(verdicts, source):
     for statement in (
         f"{SAME_IN_GROUPS}, float64",
         f"{SAME_IN_GROUPS}, float32",
-        "a second run gives bitwise the same result",
-        "a resumed run gives bitwise the same result",
+        "two runs give bitwise identical results",
+        "a resumed run and an uninterrupted run give bitwise identical results",
         "points stay in the problem's sets",
     ):
         assert f"holds        {statement}" in lines
@@ -163,13 +163,13 @@ INVALID = [
         "message.x = x * (1 + 1e-14 * len(x))",
         f"{SAME_IN_GROUPS}, float64: the results of groups of 3 and of 2 differ by up to",
     ),
-    (AVERAGING, "message.x = x", "message.x = x + torch.rand(())", "a second run gives bitwise the same"),
+    (AVERAGING, "message.x = x", "message.x = x + torch.rand(())", "two runs give bitwise identical results"),
     # State outside of the records
     (
         AVERAGING,
         "message.x = x",
         "message.x = x + MEMORY.pop(now.round - 1, 0)\n        MEMORY[now.round] = shared.x.clone()",
-        "a resumed run gives bitwise the same result: the results differ",
+        "a resumed run and an uninterrupted run give bitwise identical results: the results differ",
     ),
     (AVERAGING, "message.x = x", "pass", "never fills message.x"),
     (AVERAGING, "message.x = x", "message.x = x / 0", "non-finite value in round 1"),

@@ -292,7 +292,7 @@ INVALID = [
         return (torch.from_numpy(np.random.default_rng().standard_normal((5, 3))),)
 
 @dataclass""",
-        "a second run with the same seed gives bitwise the same result: the results differ",
+        "two runs with the same seed give bitwise identical results: the results differ",
     ),
     (LOSS, "Ball(1.0)", "lambda v: v / 2", "projecting a point twice must give the same point"),
 ]
