@@ -93,7 +93,7 @@ class Bi2Clip(Algorithm):
     d_g: float | None = Field(
         default=None, ge=0, description="lower bound d̃ for the average displacement; default: none"
     )
-    eta_g: Rate = Field(default=1.0, validate_default=True, description="server step size η̃ in a round")
+    eta_g: Rate = Field(default=1.0, description="server step size η̃ in a round")
 
     source = "Lee, Zaheer & Li 2025, Bi²Clip"
     cites = ("lee2025tailopt",)

@@ -117,9 +117,7 @@ class CODAPlus(Algorithm):
 class CODASCA(CODAPlus):
     """CODASCA: CODA+ with control variates in both blocks and a global step size."""
 
-    eta_g: Rate = Field(
-        default=1.0, validate_default=True, description="global step size in a round; 1: plain averaging"
-    )
+    eta_g: Rate = Field(default=1.0, description="global step size in a round; 1: plain averaging")
     keep_variates: bool = Field(default=False, description="keep the variates in the next stage")
 
     source = "Yuan et al. 2021, CODASCA"

@@ -48,21 +48,15 @@ class AdaMFCGD(Algorithm):
     """AdaMFCGD: STORM on every level, with an adaptive matrix that is updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: Rate = Field(default=0.1, validate_default=True, description="step size γ")
-    eta: Rate = Field(default=1.0, validate_default=True, description="step η_t, multiplies γ")
-    alpha: Weight = Field(
-        default=0.1, validate_default=True, description="weight α_{t+1} of the fresh value in h"
-    )
-    beta: Weight = Field(
-        default=0.1, validate_default=True, description="weight β_{t+1} of the fresh Jacobian in u"
-    )
-    varrho: Weight = Field(
-        default=0.1, validate_default=True, description="weight ϱ_{t+1} of the fresh gradient in v"
-    )
+    gamma: Rate = Field(default=0.1, description="step size γ")
+    eta: Rate = Field(default=1.0, description="step η_t, multiplies γ")
+    alpha: Weight = Field(default=0.1, description="weight α_{t+1} of the fresh value in h")
+    beta: Weight = Field(default=0.1, description="weight β_{t+1} of the fresh Jacobian in u")
+    varrho: Weight = Field(default=0.1, description="weight ϱ_{t+1} of the fresh gradient in v")
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")
     C_f: float = Field(default=math.inf, gt=0, description="bound on the norm of v")
     project_init: bool = Field(default=False, description="apply the bounds to the initial estimators, too")
-    matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t")
+    matrix: Matrix = Field(default="adam", description="generator of A_t")
     first_matrix: FirstMatrix = Field(
         default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
     )

@@ -74,7 +74,7 @@ class LocalMOML(Algorithm):
 
     H: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
-    beta: Weight = Field(default=0.9, validate_default=True, description="weight β of the fresh value in u")
+    beta: Weight = Field(default=0.9, description="weight β of the fresh value in u")
     K_0: int = Field(default=1, ge=1, description="samples of the first value of u in a round")
     first_order: bool = Field(
         default=False, description="replace the Jacobian by the identity, as in first-order meta-learning"
@@ -114,11 +114,9 @@ class LocalSCGDM(Algorithm):
 
     p: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
-    beta: Weight = Field(default=0.3, validate_default=True, description="weight β of the fresh value in u")
+    beta: Weight = Field(default=0.3, description="weight β of the fresh value in u")
     alpha: Weight = Field(
-        default=0.2,
-        validate_default=True,
-        description="weight α of the fresh gradient in the momentum; 1: no momentum",
+        default=0.2, description="weight α of the fresh gradient in the momentum; 1: no momentum"
     )
     average_inner: bool = Field(
         default=True, description="average u at a synchronisation; false: u remains local"
@@ -178,9 +176,7 @@ class FedNestComposition(Algorithm):
     tau: int = Field(ge=1, description="local steps τ of each call")
     alpha: Rate = Field(description="step size α of x in a round")
     beta: Rate = Field(description="step size β of y in a round; β = τ = 1 gives the mean inner value")
-    tau_outer: int | None = Field(
-        default=None, ge=1, description="local steps of x; default: tau"
-    )
+    tau_outer: int | None = Field(default=None, ge=1, description="local steps of x; default: tau")
     first_y: Literal["zero", "mean"] = Field(
         default="zero", description="y before the first round: 0, or the mean inner value at the start"
     )

@@ -42,12 +42,8 @@ class FedSGDAPlus(Algorithm):
     S: int = Field(ge=1, description="rounds between two snapshots of x")
     eta_x: Rate = Field(description="local step size of x (descent)")
     eta_y: Rate = Field(description="local step size of y (ascent)")
-    gamma_x: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
-    )
-    gamma_y: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
-    )
+    gamma_x: Rate = Field(default=1.0, description="global step size of x in a round; 1: plain averaging")
+    gamma_y: Rate = Field(default=1.0, description="global step size of y in a round; 1: plain averaging")
 
     source = "Wu et al. 2023, FedSGDA+"
     cites = ("wu2023fedsgdam",)
@@ -78,12 +74,8 @@ class FedSGDAM(Algorithm):
     Q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
-    alpha: Weight = Field(
-        default=0.1, validate_default=True, description="weight of the fresh gradient in u (x)"
-    )
-    beta: Weight = Field(
-        default=0.1, validate_default=True, description="weight of the fresh gradient in v (y)"
-    )
+    alpha: Weight = Field(default=0.1, description="weight of the fresh gradient in u (x)")
+    beta: Weight = Field(default=0.1, description="weight of the fresh gradient in v (y)")
     order: Literal["stem", "after"] = Field(
         default="stem", description="average the estimators before or after the STORM update (see Readings)"
     )

@@ -112,9 +112,7 @@ class FedAvg(Algorithm):
 
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
-    eta_g: Rate = Field(
-        default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
-    )
+    eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     server: Server = Field(default=Average(), description="the server's update from the average displacement")
 
     source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"

@@ -38,9 +38,7 @@ __all__ = ["FedNova"]
 class FedNova(UnequalSteps):
     """FedNova: client i takes τ_i local steps and sends its normalised displacement."""
 
-    eta: float = Field(
-        ge=0, description="local step size, a number, because ‖a_i‖_1 depends on η μ"
-    )
+    eta: float = Field(ge=0, description="local step size, a number, because ‖a_i‖_1 depends on η μ")
     rho: float | None = Field(
         default=None, ge=0, lt=1, description="decay ρ of the local momentum; default: no momentum"
     )

@@ -37,9 +37,7 @@ class FedProx(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size of both blocks")
     mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0: FedAvg, FSGDA")
-    eta_g: Rate = Field(
-        default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
-    )
+    eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     stragglers: float | None = Field(
         default=None,
         ge=0,

@@ -59,15 +59,11 @@ class AdaFGDA(Algorithm):
     """AdaFGDA: STORM with adaptive matrices that are updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: Rate = Field(default=0.1, validate_default=True, description="step size γ of x")
-    lam: Rate = Field(default=0.1, validate_default=True, description="step size λ of y")
-    eta: Rate = Field(default=1.0, validate_default=True, description="mixing step η_t of both blocks")
-    alpha: Weight = Field(
-        default=0.1, validate_default=True, description="weight α_{t+1} of the fresh gradient in v (y)"
-    )
-    beta: Weight = Field(
-        default=0.1, validate_default=True, description="weight β_{t+1} of the fresh gradient in w (x)"
-    )
+    gamma: Rate = Field(default=0.1, description="step size γ of x")
+    lam: Rate = Field(default=0.1, description="step size λ of y")
+    eta: Rate = Field(default=1.0, description="mixing step η_t of both blocks")
+    alpha: Weight = Field(default=0.1, description="weight α_{t+1} of the fresh gradient in v (y)")
+    beta: Weight = Field(default=0.1, description="weight β_{t+1} of the fresh gradient in w (x)")
     sync_estimator: Literal["stem", "local", "mean_after", "box"] = Field(
         default="stem", description="the estimators at a synchronisation (see Readings)"
     )
@@ -77,7 +73,7 @@ class AdaFGDA(Algorithm):
     project_y: Literal["mixed", "step"] = Field(
         default="mixed", description="where y is projected (see Readings)"
     )
-    matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t and B_t")
+    matrix: Matrix = Field(default="adam", description="generator of A_t and B_t")
     first_matrix: FirstMatrix = Field(
         default="rule", description="A_1, B_1: the rule applied to the averaged initial estimators, I, or ρI"
     )

@@ -52,14 +52,10 @@ class _HeavyTailed(Algorithm):
     gamma_x: Rate = Field(description="global step size of x in a round")
     gamma_y: Rate = Field(description="global step size of y in a round")
     beta_x: Weight = Field(
-        default=0.9,
-        validate_default=True,
-        description="weight of the fresh gradient in the momentum of x in a round",
+        default=0.9, description="weight of the fresh gradient in the momentum of x in a round"
     )
     beta_y: Weight = Field(
-        default=0.9,
-        validate_default=True,
-        description="weight of the fresh gradient in the momentum of y in a round",
+        default=0.9, description="weight of the fresh gradient in the momentum of y in a round"
     )
     first_round: Literal["beta_one", "zero", "gradient"] = Field(
         default="beta_one", description="momentum and variates before the first round (see Readings)"

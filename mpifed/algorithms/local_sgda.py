@@ -95,9 +95,7 @@ class MomentumLocalSGDA(Algorithm):
     q: int = Field(ge=1, description="local steps per round, τ in the paper")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
-    alpha: Rate = Field(
-        default=1.0, validate_default=True, description="mixing step α_t, which multiplies η and β"
-    )
+    alpha: Rate = Field(default=1.0, description="mixing step α_t, which multiplies η and β")
     beta_x: float = Field(
         default=0.1, ge=0, description="momentum rate β of x, with β α_t ≤ 1; a number: α_t is its schedule"
     )

@@ -70,7 +70,7 @@ class _Memory(Algorithm):
 class FedVARP(_Memory):
     """FedVARP: the server replaces the updates of absent clients by their last ones, as SAGA."""
 
-    eta_g: Rate = Field(default=1.0, validate_default=True, description="step size of the server in a round")
+    eta_g: Rate = Field(default=1.0, description="step size of the server in a round")
 
     source = "Jhunjhunwala et al. 2022, FedVARP"
     cites = ("jhunjhunwala2022fedvarp",)

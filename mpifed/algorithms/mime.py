@@ -112,9 +112,7 @@ class MimeLite(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
     base: Base = Field(default=Momentum(), description="base optimiser of the local steps")
-    eta_g: Rate = Field(
-        default=1.0, validate_default=True, description="server step size in a round; 1: plain averaging"
-    )
+    eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     large_batch: int | None = Field(
         default=None, ge=1, description="rows of the minibatch of a collected gradient; default: all data"
     )

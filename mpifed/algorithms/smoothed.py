@@ -35,12 +35,8 @@ class FSGDA(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta_xl: Rate = Field(description="local step size of x (descent)")
     eta_yl: Rate = Field(description="local step size of y (ascent)")
-    eta_xg: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
-    )
-    eta_yg: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
-    )
+    eta_xg: Rate = Field(default=1.0, description="global step size of x in a round; 1: plain averaging")
+    eta_yg: Rate = Field(default=1.0, description="global step size of y in a round; 1: plain averaging")
 
     source = "Yang et al. 2022, FSGDA"
     cites = ("yang2022sagda",)
@@ -68,9 +64,7 @@ class FESSGDA(FSGDA):
     """FESS-GDA: FSGDA with a proximal term (p/2)‖x - z‖² in the server's step, and a smoothing point z."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
-    beta: Weight = Field(
-        default=0.5, validate_default=True, description="step size β of the smoothing point z in a round"
-    )
+    beta: Weight = Field(default=0.5, description="step size β of the smoothing point z in a round")
 
     source = "Shen et al. 2024, Algorithm 1"
     cites = ("shen2024fessgda",)
@@ -94,9 +88,7 @@ class SmoothedGDA(Algorithm):
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is plain GDA")
-    beta: Weight = Field(
-        default=0.5, validate_default=True, description="step size β of the smoothing point z"
-    )
+    beta: Weight = Field(default=0.5, description="step size β of the smoothing point z")
     alternating: bool = Field(
         default=False, description="compute the gradient of y at the new x (a second phase)"
     )

@@ -98,12 +98,8 @@ class SAGDA(_Corrected):
 
     eta_xl: PositiveRate = Field(description="local step size of x (descent)")
     eta_yl: PositiveRate = Field(description="local step size of y (ascent)")
-    eta_xg: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of x in a round; 1: plain averaging"
-    )
-    eta_yg: Rate = Field(
-        default=1.0, validate_default=True, description="global step size of y in a round; 1: plain averaging"
-    )
+    eta_xg: Rate = Field(default=1.0, description="global step size of x in a round; 1: plain averaging")
+    eta_yg: Rate = Field(default=1.0, description="global step size of y in a round; 1: plain averaging")
     variates: Literal["fresh", "stored"] = Field(
         default="fresh", description="recompute control variates in each round (two phases), or store them"
     )
@@ -193,9 +189,7 @@ class SCAFFOLD(_Corrected):
     """SCAFFOLD, extended to problems with a block y."""
 
     eta_l: PositiveRate = Field(description="local step size, of both blocks")
-    eta_g: Rate = Field(
-        default=1.0, validate_default=True, description="global step size in a round; 1: plain averaging"
-    )
+    eta_g: Rate = Field(default=1.0, description="global step size in a round; 1: plain averaging")
     option: Literal["II", "I", "I_sample"] = Field(
         default="II",
         description="new variates: II: from the displacement; I: exact local gradient at the start of the "

@@ -378,6 +378,12 @@ class UserObject:
         name = f"{origin_of(sys.modules[defined.__module__])}:{defined.__qualname__}"
         return cls(f"{name} (an instance, {digest[:12]})", digest, {}, value)
 
+    @classmethod
+    def _from_function(cls, function: Any) -> UserObject:
+        """Return a function that was passed in Python, which has a name in its module."""
+        module = sys.modules[function.__module__]
+        return cls(f"{origin_of(module)}:{function.__qualname__}", digest_of(module.__name__), {}, function)
+
     @property
     def is_instance(self) -> bool:
         """Whether an object was passed instead of a class or function."""

@@ -32,8 +32,9 @@ from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, us
 
 __all__ = [
     "Options", "Preset", "Section", "Strict", "as_table", "build", "choice", "declared", "default_of",
-    "explain", "explain_record", "file_name", "join_names", "flatten", "hyperparameters", "json_schema",
-    "preset_of", "problem_settings", "places_of", "sections_of", "settings_of", "suggest", "title",
+    "explain", "explain_record", "file_name", "flatten", "hyperparameters", "is_number", "join_names",
+    "json_schema", "places_of", "preset_of", "problem_settings", "sections_of", "settings_of", "suggest",
+    "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -94,6 +95,11 @@ def _strict(schema: Any, infinite: bool = False) -> Any:
     return core_schema.no_info_before_validator_function(_as_python, strict)
 
 
+def is_number(value) -> bool:
+    """Return whether a value of a setting is a number; booleans are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _as_python(value):
     return value.item() if isinstance(value, np.generic) else value
 
@@ -130,7 +136,7 @@ if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses
     from pydantic.dataclasses import dataclass as hyperparameters
     from pydantic.dataclasses import dataclass as problem_settings
 else:
-    _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
     #: Decorator of a method or of another frozen record of settings.
     hyperparameters = _with_config_errors(_dataclass(frozen=True, config=_CONFIG))
@@ -491,7 +497,7 @@ class Options:
         if isinstance(value, tuple(self.classes.values())):
             return value
         value = _as_python(value)
-        if self.number and isinstance(value, int | float) and not isinstance(value, bool):
+        if self.number and is_number(value):
             number = _finite(value)
             if number is None or number < 0:
                 raise ValueError(f"expected a finite number >= 0 or a {self.noun}, got {short_repr(value)}")

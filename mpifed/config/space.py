@@ -25,9 +25,9 @@ from typing import Any
 from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.algorithms.mime import BASES, Base
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.settings import default_of
+from mpifed.base.settings import default_of, is_number
 from mpifed.config.plugins import find_class
-from mpifed.config.tables import is_number, set_key
+from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.schedules import PositiveRate, Rate, Threshold, Weight

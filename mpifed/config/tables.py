@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
-from mpifed.base.settings import suggest
+from mpifed.base.settings import is_number, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,7 +21,6 @@ else:
 __all__ = [
     "as_text",
     "expect_bounded",
-    "is_number",
     "loads",
     "apply_override",
     "parse_value",
@@ -147,11 +146,6 @@ def _numbers(text: str) -> list[int | float]:
     """Return the numbers of a text such as ``1,2,3``; an empty list for other texts."""
     values = [parse_value(part) for part in text.split(",")]
     return values if len(values) > 1 and all(map(is_number, values)) else []
-
-
-def is_number(value) -> bool:
-    """Return whether a value of a job file is a number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def to_toml(value: Any) -> str:

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code
-from mpifed.base.settings import Preset, flatten, suggest
-from mpifed.config.tables import is_number
+from mpifed.base.settings import Preset, flatten, is_number, suggest
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem

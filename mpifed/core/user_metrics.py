@@ -6,12 +6,11 @@ They are not in :mod:`mpifed.core.metrics`, which ``mpifed status`` imports with
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Collection
 from typing import Any
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.plugins import UserObject, digest_of, origin_of
+from mpifed.base.plugins import UserObject
 from mpifed.base.settings import choice
 from mpifed.core.ranking import METRICS
 
@@ -37,11 +36,8 @@ class Metric(UserObject):
             raise ConfigError(f"{what} has no settings, got {short_repr(settings)}")
 
     @classmethod
-    def _from_instance(cls, value: Any) -> Metric | None:
-        if not cls.fits(value) or not hasattr(value, "__qualname__"):
-            return None
-        digest, place = digest_of(value.__module__), origin_of(sys.modules[value.__module__])
-        return cls(f"{place}:{value.__qualname__}", digest, {}, value)
+    def _from_instance(cls, value: Any) -> UserObject | None:
+        return cls._from_function(value) if cls.fits(value) and hasattr(value, "__qualname__") else None
 
     @property
     def title(self) -> str:
@@ -56,8 +52,10 @@ class Metric(UserObject):
     @property
     def maximised(self) -> Collection[str]:
         """Names of the metrics to maximise."""
-        maximise = getattr(self.given, "maximise", False)
-        return [self.title] if maximise is True else maximise or []
+        maximise = getattr(self.given, "maximise", None) or []
+        if isinstance(maximise, str):
+            return [maximise]
+        return [self.title] if maximise is True else maximise
 
 
 def _required(function: Any) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from mpifed.base.errors import short_repr
-from mpifed.base.plugins import UserObject, call_user_code, digest_of, origin_of
+from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
 from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owner_fields
@@ -40,10 +39,7 @@ class UserFunction(UserObject):
 
     @classmethod
     def _from_instance(cls, value: Any) -> UserObject | None:
-        if not inspect.isfunction(value):
-            return None
-        module = sys.modules[value.__module__]
-        return cls(f"{origin_of(module)}:{value.__qualname__}", digest_of(module.__name__), {}, value)
+        return cls._from_function(value) if inspect.isfunction(value) else None
 
     def __call__(self, data_dir: str | None = None) -> Labelled:
         """Call the function and convert its result.

@@ -7,6 +7,7 @@ All communication uses contiguous NumPy arrays in host memory, in place, never p
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from mpifed.base.extras import expect_extra
 
 __all__ = [
     "SerialComm", "MpiComm", "raise_if_any", "usable_mpi", "broadcast_text", "collective_errors",
-    "CollectiveError", "LaunchError", "NO_LIBRARY",
+    "same_on_all_ranks", "CollectiveError", "LaunchError", "NO_LIBRARY",
 ]  # fmt: skip
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
@@ -250,6 +251,15 @@ def broadcast_text(comm: SerialComm, text: str | None, root: int = 0) -> str:
         data = np.empty(length[0], dtype=np.uint8)
     comm.bcast_(data, root)
     return data.tobytes().decode(errors="surrogatepass")
+
+
+def same_on_all_ranks(comm: SerialComm, text: str) -> bool:
+    """Return whether all ranks have the same text, by its SHA-256 digest. Collective."""
+    least = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64).copy()
+    most = least.copy()
+    comm.allreduce_(least, "min")
+    comm.allreduce_(most, "max")
+    return bool(least[0] == most[0])
 
 
 def raise_if_any(comm: SerialComm, error: str | None) -> None:

@@ -23,7 +23,13 @@ from threadpoolctl import threadpool_limits
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    same_on_all_ranks,
+)
 from mpifed.parallel.world import launcher_number
 
 __all__ = [
@@ -257,11 +263,7 @@ def _processor() -> str:
 def warn_if_machines_differ(comm: SerialComm, device: torch.device) -> None:
     """Warn if the ranks' machines differ, so that results may depend on the placement. Collective."""
     text = json.dumps(machine(device))
-    least = np.frombuffer(hashlib.sha256(text.encode()).digest()[:7] + b"\0", np.int64).copy()
-    most = least.copy()
-    comm.allreduce_(least, "min")
-    comm.allreduce_(most, "max")
-    if least[0] == most[0]:
+    if same_on_all_ranks(comm, text):
         return
     machines = [json.loads(broadcast_text(comm, text, rank)) for rank in range(comm.size)]
     other = next(rank for rank in range(comm.size) if machines[rank] != machines[0])

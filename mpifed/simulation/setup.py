@@ -8,7 +8,6 @@ good as one shared folder.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,14 @@ from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import DataFile, Problem, as_family, with_network_weights
 from mpifed.core.validation import check_problem, expect_mirror
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    raise_if_any,
+    same_on_all_ranks,
+)
 from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import read_once_per_node
@@ -379,13 +385,10 @@ def agree_on_sources(comm: SerialComm, sources: Mapping[str, tuple[str, str]]) -
 
 def _agree(comm: SerialComm, files: Files, subject: str, remedy: str) -> None:
     contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
-    least = np.frombuffer(hashlib.sha256(contents.encode()).digest()[:8], np.int64).copy()
-    most = least.copy()
-    comm.allreduce_(least, "min")
-    comm.allreduce_(most, "max")
-    if least[0] != most[0]:
-        tables = [json.loads(broadcast_text(comm, files_to_json(files), rank)) for rank in range(comm.size)]
-        raise CollectiveError(f"{_difference(tables, subject)}: {remedy}")
+    if same_on_all_ranks(comm, contents):
+        return
+    tables = [json.loads(broadcast_text(comm, files_to_json(files), rank)) for rank in range(comm.size)]
+    raise CollectiveError(f"{_difference(tables, subject)}: {remedy}")
 
 
 def _difference(tables: list[dict], subject: str = "data file {}") -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpifed.base.settings import is_number
+
 __all__ = ["THEOREMS", "Prescription", "Theorem", "over", "prescribe", "theorem"]
 
 
@@ -77,8 +79,7 @@ class Theorem:
         for name, value in given.items():
             if name not in self.constants:
                 raise ValueError(f"{self.name} has no constant {name!r}: {_suggestion(name, self.constants)}")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            if not is_number(value) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{self.name}: {name}: expected a finite number >= 0, got {value!r}")
         missing = [name for name, required in self.constants.items() if required and name not in given]
         if missing:

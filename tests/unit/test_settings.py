@@ -13,9 +13,9 @@ from hypothesis.extra.numpy import arrays
 
 from mpifed.algorithms import ALGORITHMS, FGDA, AdaFGDA
 from mpifed.base.errors import ConfigError
-from mpifed.base.settings import Preset
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
-from mpifed.core.schedules import Constant, Power, Squared, Steps
+from mpifed.core.schedules import Constant, Power, Rate, Squared, Steps
 from mpifed.core.sets import Ball, Box, Simplex
 from mpifed.problems import PROBLEMS
 
@@ -49,6 +49,14 @@ def test_rates_from_numbers_and_tables():
     ):
         with pytest.raises(ValueError):
             FGDA(q=2, eta=wrong)
+
+
+def test_defaults_are_converted_like_values():
+    @hyperparameters
+    class Method:
+        eta: Rate = 0.25
+
+    assert Method().eta == Constant(0.25) == Method(eta=0.25).eta
 
 
 @pytest.mark.parametrize("set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5)])
