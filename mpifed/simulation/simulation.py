@@ -212,6 +212,8 @@ class Simulation:
 
     def _update_output(self) -> None:
         rule, r, output = self.config.output_rule, self.round, self._output
+        if self.rounds.skipped == r:  # no round has taken place, and averages of the method are still 0
+            return
         if rule == "average" and self.config.algorithm.averages:
             for block in self.blocks:
                 setattr(output, block, getattr(self.shared, self.config.algorithm.averages[block]))

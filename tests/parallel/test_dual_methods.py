@@ -286,3 +286,10 @@ def test_extra_sgd_in_rounds_without_clients(comm, out):
     (last, average) = extra_sgd(operator, CLIENTS, START, b=1, rounds=4, eta=0.2, cohorts=there)[-1]
     np.testing.assert_allclose(path[-1], last.numpy(), rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(output, average.numpy(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [FeDualEx(**RATES), ExtraSGD(eta=0.2)], ids=lambda m: type(m).__name__)
+def test_the_output_before_the_first_round_with_clients_is_the_start(comm, out, method):
+    path, output = traced(comm, out, method, Inside(clients=CLIENTS), [[], [], [], [], [0]])
+    np.testing.assert_array_equal(path, START.expand(4, -1))
+    np.testing.assert_array_equal(output, START)
