@@ -52,24 +52,18 @@ class _ServerRate(DualMethod):
     )
     mirror: Mirror = Field(default=Euclidean(), description="the mirror map, of the distance generator h")
 
-    #: ``rounds`` is the number of completed rounds.
-    shared = Record(z=not_sent("z"), dual="z", rounds=not_sent("scalar"))
+    shared = Record(z=not_sent("z"), dual="z")
     message = Record(dual="z")
 
-    def round_and_dual(self, shared, phi):
-        """Return r, the number of completed rounds, and the dual at the start of the round."""
-        r = float(shared.rounds)  # read once, because the host waits for the GPU
-        return r, shared.dual if r else self.mirror.dual(shared.dual, phi)
-
-    def primal_point(self, r, k, dual, phi):
-        """Return the primal point of a dual, with the weight of φ at step ``k`` of round ``r``."""
+    def primal_point(self, now, k, dual, phi):
+        """Return the primal point of a dual, with the weight of φ at step ``k`` of this round."""
+        r = now.round - 1
         return self.mirror(dual, (self.eta_s * r * self.K + k) * self.eta_c, phi)
 
     def server_round(self, now, shared, mean):
-        r, dual = self.round_and_dual(shared, now.prox)
+        dual = self.starting_dual(now, shared, now.prox)
         shared.dual = dual + self.eta_s * (mean.dual - dual)
-        shared.z = self.primal_point(r, self.eta_s * self.K, shared.dual, now.prox)
-        shared.rounds += 1
+        shared.z = self.primal_point(now, self.eta_s * self.K, shared.dual, now.prox)
 
 
 @hyperparameters
@@ -82,9 +76,9 @@ class FedDualAvg(_ServerRate):
     projects = "server"
 
     def client_round(self, now, shared, client, message, oracle):
-        r, dual = self.round_and_dual(shared, oracle.prox)
+        dual = self.starting_dual(now, shared, oracle.prox)
         for k in range(self.K):
-            w = self.primal_point(r, k, dual, oracle.prox)
+            w = self.primal_point(now, k, dual, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(w, oracle.sample())
         message.dual = dual
 
@@ -112,12 +106,12 @@ class FeDualEx(_ServerRate):
         return (Phase(self.client_round, self.message | output, self.server_round),)
 
     def client_round(self, now, shared, client, message, oracle):
-        r, dual = self.round_and_dual(shared, oracle.prox)
+        dual = self.starting_dual(now, shared, oracle.prox)
         halves, points = [], 0.0 * dual
         for k in range(self.K):
-            z = self.primal_point(r, k, dual, oracle.prox)
+            z = self.primal_point(now, k, dual, oracle.prox)
             half = dual - self.eta_c * oracle.operator(z, oracle.sample())
-            z_half = self.primal_point(r, k + 1, half, oracle.prox)
+            z_half = self.primal_point(now, k + 1, half, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(z_half, oracle.sample())
             halves.append(half)
             points = points + z_half
@@ -129,10 +123,9 @@ class FeDualEx(_ServerRate):
 
     def server_round(self, now, shared, mean):
         if self.shadow:
-            r = float(shared.rounds)
             halves = enumerate(mean.halves, start=1)
-            points = sum(self.primal_point(r, k, half, now.prox) for k, half in halves)
+            points = sum(self.primal_point(now, k, half, now.prox) for k, half in halves)
         else:
             points = mean.points
-        shared.average += (points / self.K - shared.average) / (shared.rounds + 1)
+        shared.average += (points / self.K - shared.average) / now.round
         super().server_round(now, shared, mean)

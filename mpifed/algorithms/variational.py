@@ -158,8 +158,7 @@ class ExtraSGD(Algorithm):
     averages = {"z": "average"}
     projects = "server"
 
-    #: ``rounds`` is the number of rounds in which clients participated.
-    shared = Record(z="z", average=not_sent("z"), x="z", rounds=not_sent("scalar"))
+    shared = Record(z="z", average=not_sent("z"), x="z")
     message = Record(V="z")
 
     @property
@@ -182,8 +181,7 @@ class ExtraSGD(Algorithm):
 
     def server_extrapolate(self, now, shared, mean):
         shared.x = now.sets.z(shared.z - self.eta(now.round) * mean.V)
-        shared.rounds += 1
-        shared.average += (shared.x - shared.average) / shared.rounds
+        shared.average += (shared.x - shared.average) / now.round
 
     def client_update(self, now, shared, client, message, oracle):
         message.V = self.value(shared.x, oracle)
