@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.records import Adaptive
-from mpifed.core.schedules import Constant, Rate, Squared, largest
+from mpifed.core.schedules import Constant, Rate, largest
 
 __all__ = [
     "MATRICES",
@@ -56,8 +56,6 @@ Moments = tuple[torch.Tensor, ...]
 
 def _decay(rate):
     """Check that a number or a schedule is below 1."""
-    if isinstance(rate, Squared):
-        raise ValueError("'squared' depends on a step size η, which a matrix does not have: use 'power'")
     if (value := largest(rate)) >= 1:
         raise ValueError(f"expected a decay below 1 at every step, got {short_repr(value)}")
     return rate.value if isinstance(rate, Constant) and not rate.warmup else rate

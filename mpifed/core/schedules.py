@@ -34,8 +34,8 @@ class _Schedule:
         default=0, ge=0, kw_only=True, description="counts t of a linear warm-up: a factor t / warmup"
     )
 
-    def __call__(self, t: int, eta: float = 0.0) -> float:
-        """Return the value at t, for a step size η."""
+    def __call__(self, t: int, eta: float | None = None) -> float:
+        """Return the value at t. The step size ``eta`` is for :class:`Squared` only."""
         value = self.at(t)
         return value if t >= self.warmup else value * (t / self.warmup)
 
@@ -92,23 +92,28 @@ class Power(_Schedule):
         return (*super().candidates, *((math.floor(peak), math.ceil(peak)) if inside else ()))
 
 
+#: The message for a schedule :class:`Squared` in a setting without a step size.
+NO_STEP_SIZE = (
+    "'squared' depends on a step size η, which this setting does not have: expected another schedule, "
+    "such as 'power'"
+)
+
+
 @hyperparameters
 class Squared:
     """``min(1, c η_t²)``, the momentum weights α_{t+1} = c_1 η_t², β_{t+1} = c_2 η_t² of Huang et al. 2024,
     Theorem 1.
 
-    Only for hyperparameters that depend on a step size η (``alpha`` and ``beta`` of FGDA). The theorem's
-    conditions keep the weight below 1; the minimum does so for every η.
+    Only for the weights of STORM estimators, such as ``alpha`` and ``beta`` of FGDA. The theorem's conditions
+    keep the weight below 1; the minimum does so for every η.
     """
 
     c: float = Field(ge=0, description="multiple of the squared step size")
 
-    def __call__(self, t: int, eta: float = 0.0) -> float:
+    def __call__(self, t: int, eta: float | None = None) -> float:
+        if eta is None:
+            raise ValueError(NO_STEP_SIZE)
         return min(1.0, self.c * eta**2)
-
-    @property
-    def candidates(self) -> tuple[int, ...]:
-        return (1,)
 
 
 @hyperparameters
@@ -157,8 +162,7 @@ class Cosine(_Schedule):
 SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": Steps, "cosine": Cosine}
 
 
-#: A constant or a schedule.
-Rate: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
+_AnySchedule: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
 
 
 def largest(rate: Rate) -> float:
@@ -166,17 +170,21 @@ def largest(rate: Rate) -> float:
     return max(rate(t) for t in rate.candidates)
 
 
-def _positive(rate: Rate) -> Rate:
+def _without_step_size(rate):
     if isinstance(rate, Squared):
-        raise ValueError("'squared' depends on another step size η: expected another schedule")
+        raise ValueError(NO_STEP_SIZE)
+    return rate
+
+
+def _positive(rate: Rate) -> Rate:
     value = min(rate(t) for t in (*rate.candidates, 2**53))
     if value <= 0:
         raise ValueError(f"expected a step size above 0 at every step, got {short_repr(value)}")
     return rate
 
 
-def _weight(rate: Rate) -> Rate:
-    if (value := largest(rate)) > 1:
+def _weight(rate):
+    if not isinstance(rate, Squared) and (value := largest(rate)) > 1:
         raise ValueError(f"expected a weight of at most 1 at every step, got {short_repr(value)}")
     return rate
 
@@ -192,9 +200,12 @@ def _threshold(value):
     return _NoThreshold() if isinstance(value, float) and value == math.inf else value
 
 
+#: A step size: a number or a schedule.
+Rate: Any = Annotated[_AnySchedule, AfterValidator(_without_step_size)]
 #: A step size by which a method divides: a number or a schedule whose values are above 0.
 PositiveRate: Any = Annotated[Rate, AfterValidator(_positive), Field(title="number or schedule, > 0")]
-#: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1.
-Weight: Any = Annotated[Rate, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
+#: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1. A method
+#: calls the weights of STORM estimators as ``alpha(t, eta)``.
+Weight: Any = Annotated[_AnySchedule, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
 #: A threshold, such as that of clipping: a number or a schedule; ``inf`` for none.
 Threshold: Any = Annotated[Rate, BeforeValidator(_threshold), Field(title="number or schedule")]

@@ -9,7 +9,7 @@ from everything import METHODS, PROBLEMS, fits, problem
 
 import mpifed
 from mpifed import ConfigError
-from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg
+from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg, LocalMOML
 from mpifed.base.settings import as_table, build
 from mpifed.core.adaptive import Adam
 from mpifed.core.noise import Gaussian
@@ -45,13 +45,21 @@ def test_the_largest_value(schedule):
     (lambda: FGDA(q=2, alpha=1.5), "FGDA.alpha: expected a weight of at most 1 at every step, got 1.5"),
     (lambda: SCAFFOLD(K=2, eta_l=0.0), "eta_l: expected a step size above 0 at every step, got 0.0"),
     (lambda: SCAFFOLD(K=2, eta_l=Cosine(value=0.1, length=9)), "eta_l: expected a step size above 0"),
-    (lambda: SCAFFOLD(K=2, eta_l={"name": "squared", "c": 1.0}), "'squared' depends on another step size"),
+    (lambda: SCAFFOLD(K=2, eta_l={"name": "squared", "c": 1.0}), "'squared' depends on a step size η"),
+    (lambda: FedAvg(K=2, eta={"name": "squared", "c": 1.0}), "FedAvg.eta: 'squared' depends on a step size"),
     (lambda: Adam(varrho=Cosine(value=0.5, length=9, final=1.0)), "expected a decay below 1"),
     (lambda: FedAvg(K=2, eta="0.1"), "expected a number or a schedule, got '0.1': write 0.1"),
 ])  # fmt: skip
 def test_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_squared_needs_a_step_size():
+    weight = LocalMOML(H=2, eta=0.1, beta={"name": "squared", "c": 1.0}).beta
+    assert weight(1, 0.5) == 0.25
+    with pytest.raises(ValueError, match="'squared' depends on a step size η"):
+        weight(1)
 
 
 def test_a_job_has_numbers_for_constants_and_warm_ups_that_are_set():

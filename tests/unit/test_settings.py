@@ -97,7 +97,7 @@ def test_matrices_dominate_rho(name, values, refreshes):
     (dict(varrho={"name": "power", "scale": 1.5}), "expected a decay below 1 at every step, got 1.5"),
     (dict(varrho={"name": "steps", "value": 0.5, "boundaries": [3], "factor": 2.0}),
      "expected a decay below 1 at every step, got 1.0"),
-    (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: use 'power'"),
+    (dict(varrho={"name": "squared", "c": 0.5}), "which this setting does not have: expected another"),
     (dict(varrho={"name": "power", "scale": 0.5}, bias_correction=True),
      "expected a constant varrho, got a schedule"),
 ])  # fmt: skip
