@@ -18,12 +18,12 @@ Readings:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
 from mpifed.algorithms.composition import chain_rule
+from mpifed.algorithms.fednest import in_sequence
 from mpifed.base.errors import ContractError
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
@@ -204,9 +204,7 @@ class FedNestComposition(Algorithm):
             Phase(self.client_gradient, Record(h="x")),
             Phase(self.client_descent, Record(x="x")),
         )
-        # The first inner call uses the cohort of the round.
-        later = [(replace(call[0], new_cohort=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
-        return inner + later[0] * (self.T - 1) + later[1]
+        return in_sequence([*[inner] * self.T, outer], self.fresh_cohort)
 
     def client_start(self, now, shared, client, message, oracle):
         message.y = oracle.g(shared.x, oracle.sample(of="g"))

@@ -18,6 +18,7 @@ Readings:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -31,6 +32,17 @@ from mpifed.core.schedules import Rate
 __all__ = ["FedNest", "LFedNest"]
 
 Form = Literal["svrg", "sgd"]
+
+
+def in_sequence(calls: Sequence[Sequence[Phase]], fresh_cohort: bool) -> tuple[Phase, ...]:
+    """Return the phases of successive calls.
+
+    Args:
+        fresh_cohort: whether a new cohort is sampled for every call; the first one uses that of the round.
+    """
+    first, *others = calls
+    later = [(replace(call[0], new_cohort=fresh_cohort), *call[1:]) for call in others]
+    return tuple(phase for call in (first, *later) for phase in call)
 
 
 @hyperparameters
@@ -71,11 +83,7 @@ class FedNest(Algorithm):
         inner = [Phase(self.gather_y, Record(q="y")), Phase(self.ascend, Record(y="y"))]
         outer = [Phase(self.gather_x, Record(h="x")), Phase(self.descend, Record(x="x"))]
         inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]  # "sgd" gathers no gradient
-        if not self.fresh_cohort:
-            return (*inner * self.T, *outer)
-        # The first inner call uses the cohort of the round.
-        later, outer[0] = [replace(inner[0], new_cohort=True), *inner[1:]], replace(outer[0], new_cohort=True)
-        return (*inner, *later * (self.T - 1), *outer)
+        return in_sequence([*[inner] * self.T, outer], self.fresh_cohort)
 
     def gather_y(self, now, shared, client, message, oracle):
         message.q = oracle.grad(shared.x, shared.y, oracle.sample())[1]

@@ -24,13 +24,12 @@ Readings:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from pydantic import Field
 
-from mpifed.algorithms.fednest import Form
+from mpifed.algorithms.fednest import Form, in_sequence
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
@@ -97,9 +96,7 @@ class FedNestBilevel(Algorithm):
         inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]  # "sgd" gathers no gradient
         alone = [Phase(self.descend_alone, Record(x="x"))]
         calls = [inner] * self.T + ([alone] if self.separate else [series, outer])
-        # The first inner call uses the cohort of the round.
-        later = [[replace(call[0], new_cohort=self.fresh_cohort), *call[1:]] for call in calls[1:]]
-        return tuple(phase for call in [calls[0], *later] for phase in call)
+        return in_sequence(calls, self.fresh_cohort)
 
     def gather_y(self, now, shared, client, message, oracle):
         message.q = oracle.lower_grad(shared.x, shared.y, oracle.sample(of="g"))
