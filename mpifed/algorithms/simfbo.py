@@ -8,8 +8,8 @@ Readings:
 
 * *Samples.* Each step uses one sample ζ for ∇_y g and the products with its second derivatives, and another
   sample ξ for ∇f.
-* *Weights.* The server divides the weighted sum of the directions by the cohort's share of the clients, N /
-  |S|, as for Fed-Norm-SGDA. The weights of the steps at a client are 1.
+* *Weights.* The server multiplies the weighted sum of the cohort's directions by N / |S|, as in
+  Fed-Norm-SGDA. The weights of the steps at a client are 1.
 * *ShroFBO* (``normalized``): the directions of client i are divided by τ_i / τ_eff, where τ_eff is the mean
   of the τ_i by default, so that clients with many steps do not dominate.
 * *Radius.* The server projects z onto the ball of this radius.

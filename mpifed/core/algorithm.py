@@ -238,7 +238,7 @@ def communicated_fields(record: Record) -> list[str]:
 
 def stored_fields(method: Algorithm) -> list[str]:
     """Return the fields of ``client`` that persist between rounds."""
-    return [name for name, kind in method.client.fields.items() if not isinstance(kind, WithinRound)]
+    return [name for name, field in method.client.fields.items() if not isinstance(field, WithinRound)]
 
 
 def undeclared_stored_fields(method: Algorithm) -> list[str]:
@@ -249,5 +249,5 @@ def undeclared_stored_fields(method: Algorithm) -> list[str]:
     """
     if any(phase.message.fields_of_type(Stored) for phase in method.phases):
         return []
-    kinds = method.client.fields
-    return [name for name in stored_fields(method) if kinds[name] not in (name, "scalar")]
+    fields = method.client.fields
+    return [name for name in stored_fields(method) if fields[name] not in (name, "scalar")]

@@ -577,7 +577,7 @@ class Sampler:
     """
 
     def __init__(
-        self, problem: Problem, clients, seed: int, batch_size: int, noise, noise_width: int, dtype, device
+        self, problem: Problem, clients, seed: int, *, batch_size: int, noise, noise_width: int, dtype, device
     ):
         self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
         self.clients = np.asarray(clients, dtype=np.int64)

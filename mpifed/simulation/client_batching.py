@@ -87,7 +87,6 @@ class Choice(NamedTuple):
 @torch.no_grad()
 def choose_group(
     config: SimulationSettings,
-    problem: Problem,
     sampler: Sampler,
     placement: Placement,
     comm: SerialComm,
@@ -102,7 +101,7 @@ def choose_group(
         ConfigError: on all ranks: clients with full batches of different sizes, or functions that ``vmap``
             cannot map, are to be vectorised or compiled.
     """
-    auto = config.run.group == "auto"
+    problem, auto = sampler.problem, config.run.group == "auto"
     group = resumed if auto else config.run.group
     least, most = _batch_sizes(sampler, comm)
     compiled = config.run.compile != "none"
@@ -135,7 +134,7 @@ def choose_group(
         return Choice(1, f"clients are looped over, their functions cannot be mapped over clients: {error}")
     if config.run.reduction == "exact" and resumed in (None, 1):
         largest = problem.clients if group in (None, "all") else int(group)
-        if _depends_on_position(problem, sampler, oracle.evaluation, largest, comm):
+        if _depends_on_position(sampler, oracle.evaluation, largest, comm):
             return Choice(1, POSITION)
     sampler.begin_round(0)
     if not auto:
@@ -228,13 +227,11 @@ def _evaluate_composition(oracle: Any, x: torch.Tensor, xi) -> tuple:
 _ALL_EVALUATIONS = EVALUATIONS | {"composition": _evaluate_composition}
 
 
-def _depends_on_position(
-    problem: Problem, sampler: Sampler, evaluation: Evaluation, largest: int, comm: SerialComm
-) -> bool:
+def _depends_on_position(sampler: Sampler, evaluation: Evaluation, largest: int, comm: SerialComm) -> bool:
     """Return whether a client's results depend on its position in a group, or on its size. Collective.
 
     Args:
-        sampler: provides the settings of samples.
+        sampler: provides the problem and the settings of samples.
         evaluation: options of the evaluation of losses.
         largest: size of the largest group.
 
@@ -243,14 +240,15 @@ def _depends_on_position(
     """
     differs = False
     with collective_errors(comm, ValueError, OSError):
-        differs = _differs(problem, sampler, evaluation, largest)
+        differs = _differs(sampler, evaluation, largest)
     found = np.array([differs], dtype=np.int64)
     comm.allreduce_(found, "max")
     return bool(found[0])
 
 
 @torch.no_grad()
-def _differs(problem: Problem, sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
+def _differs(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
+    problem = sampler.problem
     count = min(POINTS, max(largest, 3))  # needs no more memory than the run
     parts = [(first, last) for first, last in PARTS if last <= count]
     for number, client in enumerate((0, problem.clients - 1)):
@@ -258,15 +256,15 @@ def _differs(problem: Problem, sampler: Sampler, evaluation: Evaluation, largest
             problem,
             [client],
             sampler.seed,
-            sampler.batch_size,
-            sampler.noise,
-            sampler.width,
-            sampler.dtype,
-            sampler.device,
+            batch_size=sampler.batch_size,
+            noise=sampler.noise,
+            noise_width=sampler.width,
+            dtype=sampler.dtype,
+            device=sampler.device,
         )
         oracle = ORACLES[problem.family](problem, single, True, evaluation)
         for distance in DISTANCES[number::2]:
-            points = _near_start(problem, single, distance, count)
+            points = _near_start(single, distance, count)
             try:
                 reference = _results(oracle, points)
                 again = [_results(oracle, [block[slice(*part)] for block in points]) for part in parts]
@@ -277,9 +275,9 @@ def _differs(problem: Problem, sampler: Sampler, evaluation: Evaluation, largest
     return False
 
 
-def _near_start(problem: Problem, sampler: Sampler, distance: float, count: int) -> list[torch.Tensor]:
+def _near_start(sampler: Sampler, distance: float, count: int) -> list[torch.Tensor]:
     """Return feasible points near the starting point, ``[count, d]`` per block."""
-    rng = generator(0, "positions")
+    problem, rng = sampler.problem, generator(0, "positions")
     return [
         getattr(problem.sets, block)(
             start + distance * torch.from_numpy(rng.standard_normal((count, len(start)))).to(start)

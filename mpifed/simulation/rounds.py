@@ -108,13 +108,13 @@ class Rounds:
                 problem,
                 self.hosted,
                 config.seed,
-                config.oracle.batch_size,
-                config.oracle.noise,
-                oracle_type.noise_width(problem),
-                buffer.dtype,
-                buffer.device,
+                batch_size=config.oracle.batch_size,
+                noise=config.oracle.noise,
+                noise_width=oracle_type.noise_width(problem),
+                dtype=buffer.dtype,
+                device=buffer.device,
             )
-        self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
+        self.choice = choose_group(config, sampler, placement, transport.comm, group)
         self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, self._members)
         oracle = oracle_type(problem, sampler, size > 1, config.run.evaluation)
@@ -201,11 +201,17 @@ class Rounds:
 
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(
-            r - self.skipped, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
-            self.coordinator.cohort_weight(cohort), self.coordinator.participants.unbiased,
-            self.problem.sets, self.executor.oracle.blocks,
-            getattr(self.problem, "phi", None), (self.config.seed, r),
-        )  # fmt: skip
+            round=r - self.skipped,
+            steps=local_steps(self.config.algorithm),
+            clients=self.problem.clients,
+            cohort=len(cohort.members),
+            cohort_weight=self.coordinator.cohort_weight(cohort),
+            unbiased=self.coordinator.participants.unbiased,
+            sets=self.problem.sets,
+            blocks=self.executor.oracle.blocks,
+            prox=getattr(self.problem, "phi", None),
+            address=(self.config.seed, r),
+        )
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
         now, shared = self._now(r, cohort), self.memory.shared

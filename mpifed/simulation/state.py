@@ -57,7 +57,7 @@ def _layout(record: Record, method: Algorithm, problem: Problem) -> Layout:
 
 def _layouts(method: Algorithm, problem: Problem, regularize: Regularize | None) -> _Layouts:
     within_round = method.client.fields_of_type(WithinRound)
-    client = {name: kind for name, kind in method.client.fields.items() if name not in within_round}
+    client = {name: field for name, field in method.client.fields.items() if name not in within_round}
     adaptive = method.shared.fields_of_type(Adaptive)
     records = (
         with_centres(method.shared, problem, regularize),
@@ -100,10 +100,8 @@ class Allocation:
         self._check_blocks()
         layouts = _layouts(method, problem, regularize)
         self.shared = Observed(layouts.shared, layouts.shared.state((), dtype, device).buffer)
-        self.clients, self.within_round = (
-            layouts.client.state((clients,), dtype, device),
-            layouts.within_round,
-        )
+        self.clients = layouts.client.state((clients,), dtype, device)
+        self.within_round = layouts.within_round
         self.moments = layouts.moments.state((), dtype, device)
         self.output = self.layout(Record(**{block: block for block in self.blocks})).state((), dtype, device)
         self.client_blocks = Record(**{block: block for block in self.blocks if block not in self.shared})
@@ -124,13 +122,12 @@ class Allocation:
                     f"has the blocks {', '.join(self.blocks)}"
                 )
         for block in self.blocks:
-            kind = fields[block]
-            if kind not in (block, not_sent(block)) and (
-                not isinstance(kind, Compressed) or kind.type != block
-            ):
+            field_type = fields[block]
+            compressed = isinstance(field_type, Compressed) and field_type.type == block
+            if field_type not in (block, not_sent(block)) and not compressed:
                 raise ContractError(
                     f"{type(self._method).__name__}: the field {block!r} holds a block of {problem}, so it "
-                    f"must have the type {block!r}, got {kind!r}"
+                    f"must have the type {block!r}, got {field_type!r}"
                 )
 
 
@@ -138,7 +135,7 @@ def memory_needs(config: SimulationSettings, problem: Problem, clients: int, mem
     """Return a lower bound of the memory of a rank in bytes, by purpose.
 
     Args:
-        problem: of the method's family, with ``variables`` and ``kinds``.
+        problem: of the method's family, with ``variables`` and ``field_sizes``.
         clients: number of clients on the rank.
         members: number of members of a cohort on the rank.
     """

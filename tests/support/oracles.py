@@ -18,7 +18,16 @@ def prepared(problem, seed=0):
 def oracle_of(problem, batch_size=0, batched=False, clients=None):
     """Return a float64 oracle of ``clients`` (default: all) in round 1."""
     clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
+    sampler = Sampler(
+        problem,
+        clients,
+        0,
+        batch_size=batch_size,
+        noise=None,
+        noise_width=0,
+        dtype=torch.float64,
+        device="cpu",
+    )
     sampler.begin_round(1)
     sampler.select_members(np.arange(len(clients)))
     oracle = ORACLES[problem.family](problem, sampler, batched)

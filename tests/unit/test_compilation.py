@@ -93,7 +93,9 @@ def gradients(way: Evaluation, batched: bool) -> torch.Tensor:
     """Gradients of three clients at one point, on the same samples."""
     fair = problem("FairClassification")
     fair.prepare(0)
-    sampler = Sampler(fair, range(3), 0, 32, None, 0, torch.float32, "cpu")
+    sampler = Sampler(
+        fair, range(3), 0, batch_size=32, noise=None, noise_width=0, dtype=torch.float32, device="cpu"
+    )
     oracle = ORACLES["minimax"](fair, sampler, batched, way)
     oracle.select_clients(slice(0, 3) if batched else slice(1, 2))
     generator = torch.Generator().manual_seed(1)

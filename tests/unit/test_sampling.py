@@ -52,7 +52,16 @@ class Own(Rows):
 
 def sampler_of(problem=None, noise=None):
     problem = problem or Rows()
-    made = Sampler(problem, range(CLIENTS), 0, BATCH, noise, WIDTH, torch.float64, torch.device("cpu"))
+    made = Sampler(
+        problem,
+        range(CLIENTS),
+        0,
+        batch_size=BATCH,
+        noise=noise,
+        noise_width=WIDTH,
+        dtype=torch.float64,
+        device="cpu",
+    )
     made.begin_round(3)
     made.select_members(np.arange(CLIENTS))
     made.expect_selection("counted")
@@ -172,7 +181,16 @@ def test_full_batches_are_the_data():
     """For clients with equal numbers of rows, including a client that is selected twice."""
     problem = Rows()
     problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
-    sampler = Sampler(problem, range(CLIENTS), 0, 0, None, WIDTH, torch.float64, torch.device("cpu"))
+    sampler = Sampler(
+        problem,
+        range(CLIENTS),
+        0,
+        batch_size=0,
+        noise=None,
+        noise_width=WIDTH,
+        dtype=torch.float64,
+        device="cpu",
+    )
     for members in ([0, 1, 2, 3], [5, 5], [4, 2]):
         sampler.select_members(np.array(members))
         (batch,) = ask(sampler, 0, slice(0, len(members))).batch
@@ -201,7 +219,16 @@ class Network(Minimisation):
 
 def gradients_of(problem, dtype, group, rows):
     """Return the gradients of the first ``rows`` clients, each at its own point."""
-    sampler = Sampler(problem, range(problem.clients), 0, BATCH, None, 0, dtype, torch.device("cpu"))
+    sampler = Sampler(
+        problem,
+        range(problem.clients),
+        0,
+        batch_size=BATCH,
+        noise=None,
+        noise_width=0,
+        dtype=dtype,
+        device="cpu",
+    )
     sampler.begin_round(1)
     sampler.select_members(np.arange(problem.clients))
     oracle, size = ORACLES["minimax"](problem, sampler, group > 1), problem.variables().sizes["x"]
