@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
-from mpifed.algorithms.unequal_steps import UnequalSteps, step_masks
+from mpifed.algorithms.unequal_steps import UnequalSteps, sampling_scale, step_masks
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
 from mpifed.core.device import to_device
@@ -77,9 +77,7 @@ class FedNormSGDA(UnequalSteps):
         message.gy /= total
 
     def server_round(self, now, shared, mean):
-        # `cohort_weight` cancels the division of the mean by the total weight of the sampled clients.
-        sampled = 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort
-        scale = sampled * (self.tau_eff or float(np.mean(self.tau)))
+        scale = sampling_scale(now) * (self.tau_eff or float(np.mean(self.tau)))
         shared.x = now.sets.x(shared.x - scale * self.gamma_x(now.round) * mean.gx)
         shared.y = now.sets.y(shared.y + scale * self.gamma_y(now.round) * mean.gy)
 
@@ -105,4 +103,4 @@ class FedNormSGDAPlus(FedNormSGDA):
 
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S)
-        FedNormSGDA.server_round(self, now, shared, mean)
+        super().server_round(now, shared, mean)

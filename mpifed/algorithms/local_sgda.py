@@ -161,7 +161,7 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
     shared = Record(x="x", y="y", dx="x", dy="y", snapshot="x")
 
     def __post_init__(self):
-        MomentumLocalSGDA.__post_init__(self)
+        super().__post_init__()
         _expect_multiple(self)
 
     def snapshot(self, now, shared):

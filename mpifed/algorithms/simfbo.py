@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.algorithms.unequal_steps import UnequalSteps, step_masks
+from mpifed.algorithms.unequal_steps import UnequalSteps, sampling_scale, step_masks
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
@@ -82,11 +82,10 @@ class SimFBO(UnequalSteps):
             message.hz *= scale
 
     def server_round(self, now, shared, mean):
-        # `cohort_weight` cancels the division of the mean by the total weight of the sampled clients.
-        sampled = 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort
-        shared.x = shared.x - sampled * self.gamma_x(now.round) * mean.hx
-        shared.y = shared.y - sampled * self.gamma_y(now.round) * mean.hy
-        z = shared.z - sampled * self.gamma_z(now.round) * mean.hz
+        scale = sampling_scale(now)
+        shared.x = shared.x - scale * self.gamma_x(now.round) * mean.hx
+        shared.y = shared.y - scale * self.gamma_y(now.round) * mean.hy
+        z = shared.z - scale * self.gamma_z(now.round) * mean.hz
         shared.z = Ball(radius=self.radius)(z) if self.radius else z
 
 

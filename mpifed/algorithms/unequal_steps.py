@@ -1,4 +1,4 @@
-"""Local steps of clients that take different numbers of them, τ_i."""
+"""Methods whose clients take different numbers of local steps, τ_i."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 
-__all__ = ["UnequalSteps", "step_masks"]
+__all__ = ["UnequalSteps", "sampling_scale", "step_masks"]
 
 
 @hyperparameters
@@ -52,3 +52,12 @@ def step_masks(oracle, tau: np.ndarray) -> Iterable[torch.Tensor | None]:
         tau: number of local steps of each client, ``[C]``.
     """
     return [None] * int(tau[0]) if (tau == tau[0]).all() else oracle.steps(tau)
+
+
+def sampling_scale(now) -> float:
+    """Return the factor by which the mean over a cohort S estimates the weighted sum over all N clients.
+
+    The mean is Σ_S w_i v_i / Σ_S w_i, the unbiased estimate is (N / |S|) Σ_S w_i v_i, for weights w_i that
+    sum to 1 over all clients. Averages of ``availability.unbiased`` are unbiased already.
+    """
+    return 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort

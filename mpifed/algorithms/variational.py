@@ -242,7 +242,7 @@ class SLIPPAX(LIPPAX):
     example = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
-        LIPPAX.__post_init__(self)
+        super().__post_init__()
         if isinstance(self.delta, str) and self.sigma is None:
             raise ValueError(f"delta = {self.delta!r} needs sigma: set sigma, or delta to a number")
 
