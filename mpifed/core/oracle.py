@@ -153,7 +153,7 @@ class Oracle:
 
     @property
     def rows(self) -> np.ndarray:
-        """Number of rows of each client's data, ``[C]``; 0 if the problem generates its samples."""
+        """Number of rows of each client's data, or of its full batch if samples are generated, ``[C]``."""
         return self.sampler.sizes[self._positions]
 
     def steps(self, tau) -> Iterator[torch.Tensor]:

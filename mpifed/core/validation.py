@@ -69,20 +69,20 @@ def expect_nothing(returned, name: str, instead: str) -> None:
         raise ContractError(f"{name} returned a {type(returned).__name__}: it {instead} and returns nothing")
 
 
-def expect_unchanged(state: State, before: torch.Tensor, record: str, function: Callable, kind: str) -> None:
+def expect_unchanged(state: State, before: torch.Tensor, record: str, function: Callable, role: str) -> None:
     """Raise a ContractError if a function of a method has written to a read-only record.
 
     Args:
         state: the record after the call.
         before: a copy of its buffer from before the call.
         record: the name of the record.
-        kind: "client" or "server", the type of the function.
+        role: "client" or "server", whose function it is.
     """
     if torch.equal(before, state.buffer):
         return
     field = state.layout.field_at(int((before != state.buffer).nonzero()[0]))
     raise ContractError(
-        f"{called(function)} changed {record}.{field}: a {kind} function reads `{record}` and never writes "
+        f"{called(function)} changed {record}.{field}: a {role} function reads `{record}` and never writes "
         f"to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
     )
 
@@ -120,8 +120,8 @@ def _records(method: Algorithm) -> Iterator[str]:
 
 
 def _misplaced(name: str, record: Record) -> Iterator[str]:
-    for kind, records in RECORDS.items():
-        for field in record.fields_of_type(kind) if name not in records else ():
+    for qualifier, records in RECORDS.items():
+        for field in record.fields_of_type(qualifier) if name not in records else ():
             yield f": {name}.{field} cannot be {record.fields[field]!r}, which is for {' and '.join(records)}"
 
 
@@ -173,9 +173,9 @@ def _shared(method: Algorithm) -> Iterator[str]:
         yield f".averages must name the blocks {', '.join(blocks)}, got {', '.join(map(str, averages))}"
         return
     for block, field in averages.items():
-        kind = fields.get(field)
-        if getattr(kind, "type", kind) != block:
-            got = f"it is {kind!r}" if field in fields else "there is no such field"
+        field_type = fields.get(field)
+        if getattr(field_type, "type", field_type) != block:
+            got = f"it is {field_type!r}" if field in fields else "there is no such field"
             yield f".averages: expected shared.{field} with the shape of {block!r}, but {got}"
 
 

@@ -79,6 +79,7 @@ class Rounds:
         self,
         config: SimulationSettings,
         problem: Problem,
+        *,
         placement: Placement,
         memory: Allocation,
         transport: Transport,

@@ -126,7 +126,14 @@ class Simulation:
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
             self.rounds = Rounds(
-                config, self.problem, self.placement, memory, self.transport, participants, observers, group
+                config,
+                self.problem,
+                placement=self.placement,
+                memory=memory,
+                transport=self.transport,
+                participants=participants,
+                observers=observers,
+                group=group,
             )
             self.stationarity = StationarityEvaluator(self) if config.measures else None
             if config.personalize:
