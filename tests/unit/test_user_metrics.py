@@ -250,3 +250,11 @@ def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
     assert "client_accuracy_q10" not in text
     assert "the training data" in Rule("client_accuracy_worst").describe([setting])
     Rule("client_accuracy_worst").check([setting])
+
+
+def test_the_metric_to_maximise_may_be_one_name():
+    def both(scores, labels):
+        return {"right": 1.0, "wrong": 0.0}
+
+    both.maximise = "right"
+    assert Metric.from_value(both, "metric").maximised == ["right"]
