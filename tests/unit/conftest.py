@@ -1,0 +1,3 @@
+"""Fixtures that several unit tests share."""
+
+from verdicts import verdicts  # noqa: F401
