@@ -356,7 +356,6 @@ def test_runs_that_end_in_non_finite_values_count_as_the_worst_that_was_seen():
 
 def test_rounds_calls_and_bytes_to_a_target():
     one = panel(planted("New", 0, [1, 0.5, 0.1, 0.1]), planted("Old", 0, [1, 0.9, 0.8, 0.7]))
-    it = claim(statistic="rounds_to", target=0.2)
     for statistic, cost in (("rounds_to", 16), ("calls_to", 32), ("bytes_to", 112)):
         it = claim(statistic=statistic, target=0.2)
         assert values_by_seed(one.settings[0], it) == {0: cost}

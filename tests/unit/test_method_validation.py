@@ -278,12 +278,6 @@ def test_undecorated_classes(screen):
     assert "Extended declares the field `rho` but is not decorated" in refused(extended())
 
 
-def test_a_cohort_of_a_method_for_full_participation(screen):
-    with pytest.raises(ConfigError, match="Bad is defined for full participation only") as error:
-        configuration(bad(partial_participation=False), participation={"cohort": 2})
-    screen(error.value)
-
-
 RECORDS = [
     (
         dict(shared=Record(y="y"), message=Record(y="y")),
@@ -468,12 +462,6 @@ def test_errors_of_other_functions(method, words, screen):
         run(method)
     text = screen(error.value)
     assert words in text and 'test_method_validation.py", line' in text and len(text.splitlines()) < 20, text
-
-
-def test_a_problem_of_another_family(screen):
-    with pytest.raises(ConfigError) as error:
-        configuration(bad(family="composition", averages={}))
-    assert "Bad solves composition problems, but Game is a minimax problem" in screen(error.value)
 
 
 def test_step_sizes_that_are_not_finite():
