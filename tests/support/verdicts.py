@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mpifed.cli.check import check_class
 from mpifed.parallel.comm import SerialComm
 
 
@@ -15,6 +14,7 @@ def verdicts(tmp_path, capsys, request):
     The plugin is ``HEADER`` of the test module, followed by the source with ``new`` instead of ``old``. Its
     class is ``Method`` or ``Problem``.
     """
+    from mpifed.cli.check import check_class  # half a second in sessions without this fixture
 
     def verdict_of(source: str, *replaced: str) -> tuple[bool, list[str]]:
         for old, new in zip(replaced[::2], replaced[1::2]):
