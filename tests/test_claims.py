@@ -19,6 +19,7 @@ from planted_runs import panel, planted
 from scipy import stats
 
 import headlines
+import reproduce
 from claims.entries import Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
@@ -356,7 +357,6 @@ def test_runs_that_end_in_non_finite_values_count_as_the_worst_that_was_seen():
 
 def test_rounds_calls_and_bytes_to_a_target():
     one = panel(planted("New", 0, [1, 0.5, 0.1, 0.1]), planted("Old", 0, [1, 0.9, 0.8, 0.7]))
-    it = claim(statistic="rounds_to", target=0.2)
     for statistic, cost in (("rounds_to", 16), ("calls_to", 32), ("bytes_to", 112)):
         it = claim(statistic=statistic, target=0.2)
         assert values_by_seed(one.settings[0], it) == {0: cost}
@@ -639,13 +639,19 @@ def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
     return {name.partition(" (")[0]: word for word, name in said}
 
 
-def test_an_error_in_a_file_of_claims_is_found_before_any_run(tmp_path):
-    path = written(tmp_path, ENTRY.replace("better =", "beter ="))
-    cases = (
-        (["--claims", path], "unknown 'beter'"),
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--claims", "claims.toml"], "unknown 'beter'"),
         (["--claims", "rounds=3"], "cannot be combined with KEY=VALUE"),
-    )
-    for arguments, said in cases:
-        command = [sys.executable, SCRIPT, *arguments]
-        done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
-        assert done.returncode == 2 and said in done.stderr
+        (["auc_mnits"], "no experiment 'auc_mnits': did you mean 'auc_mnist'"),
+    ],
+)
+def test_errors_are_found_before_any_run(words, said, tmp_path, monkeypatch, capsys):
+    written(tmp_path, ENTRY.replace("better =", "beter ="))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+    monkeypatch.setattr(reproduce, "execute", None)
+    with pytest.raises(SystemExit) as end:
+        reproduce.main()
+    assert end.value.code == 2 and said in capsys.readouterr().err

@@ -708,18 +708,7 @@ SAMPLING = [
     (None, "uniform", 1), (None, "samples", "all"), (2, "uniform", 2), (3, "samples", 1),
     (3, "uniform", "all"),
 ]  # fmt: skip
-RUNS = [
-    (name, *run)
-    for name, case in CASES.items()
-    for run in [
-        (None, "uniform", 1),
-        (None, "samples", "all"),
-        (2, "uniform", 2),
-        (3, "samples", 1),
-        (3, "uniform", "all"),
-    ]
-    if case.cohort(run[0]) == run[0]
-]
+RUNS = [(name, *run) for name, case in CASES.items() for run in SAMPLING if case.cohort(run[0]) == run[0]]
 
 
 @pytest.mark.dealt

@@ -20,6 +20,7 @@ from reference.heavy_tailed import fed_nsgda_m
 from reference.mfcgd import mfcgd
 from reference.vi import lesgd, lippax, local_dual_extrapolation, lsgd, slippax
 
+from mpifed import Blocks
 from mpifed.algorithms import (
     FESSGDA,
     FSGDA,
@@ -109,8 +110,6 @@ class MatrixGame(Game):
     """The game with matrix parameters, which orthogonalisation treats differently from vectors."""
 
     def variables(self):
-        from mpifed import Blocks
-
         return Blocks(x={"u": (2, 1), "v": (1,)}, y={"y": (1, 2)})
 
     def loss(self, x, y, batch):

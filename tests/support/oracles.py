@@ -1,4 +1,4 @@
-"""Prepared problems and their oracles without a simulation."""
+"""Prepared problems, points of them, and their oracles without a simulation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ def prepared(problem, seed=0):
     """Return the problem with its data."""
     problem.prepare(seed)
     return problem
+
+
+def random_point(problem, scale=0.3) -> list[torch.Tensor]:
+    """Return one flat tensor per block, near the start of the problem."""
+    rng = np.random.default_rng(0)
+    start = problem.initial(rng)
+    return [
+        torch.from_numpy(scale * rng.standard_normal(size)) + start.get(block, 0)
+        for block, size in problem.variables().sizes.items()
+    ]
 
 
 def oracle_of(problem, batch_size=0, batched=False, clients=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from mpifed.data import DATASETS, Images
@@ -19,3 +20,9 @@ def patches_of(monkeypatch, height: int, width: int) -> Images:
     images = Images(*part(60), *part(25))
     monkeypatch.setitem(DATASETS, "patches", lambda data_dir: images)
     return images
+
+
+@pytest.fixture
+def patches(monkeypatch):
+    """The data set "patches" with images of 3 x 4."""
+    return patches_of(monkeypatch, 3, 4)

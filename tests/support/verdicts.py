@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from mpifed.cli.check import check_class
+import pytest
+
 from mpifed.parallel.comm import SerialComm
 
 
-def verdict_of(capsys, path, name: str, header: str, source: str, *replaced: str) -> tuple[bool, list[str]]:
-    """Return whether the class ``name`` passes, and the printed lines.
+@pytest.fixture
+def verdicts(tmp_path, capsys, request):
+    """Return ``verdicts(source, old, new, ...)``: whether a plugin passes, and the printed lines.
 
-    Args:
-        path: the file to which ``header`` and source are written.
-        replaced: alternately a text in the source and its replacement.
+    The plugin is ``HEADER`` of the test module, followed by the source with ``new`` instead of ``old``. Its
+    class is ``Method`` or ``Problem``.
     """
-    for old, new in zip(replaced[::2], replaced[1::2]):
-        assert old in source
-        source = source.replace(old, new)
-    path.write_text(header + source)
-    sound = check_class(f"{path}:{name}", [], SerialComm())
-    printed = capsys.readouterr()
-    assert not printed.err
-    return sound, printed.out.splitlines()
+    from mpifed.cli.check import check_class  # half a second in sessions without this fixture
+
+    def verdict_of(source: str, *replaced: str) -> tuple[bool, list[str]]:
+        for old, new in zip(replaced[::2], replaced[1::2]):
+            assert old in source
+            source = source.replace(old, new)
+        path = tmp_path / "plugin.py"
+        path.write_text(request.module.HEADER + source)
+        name = "Method" if "class Method(" in source else "Problem"
+        sound = check_class(f"{path}:{name}", [], SerialComm())
+        printed = capsys.readouterr()
+        assert not printed.err
+        return sound, printed.out.splitlines()
+
+    return verdict_of
 
 
 def failures(verdict) -> list[str]:

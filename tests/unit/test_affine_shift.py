@@ -18,11 +18,6 @@ SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
 both = pytest.mark.parametrize("diagonal", [False, True], ids=["full", "diagonal"])
 
 
-@pytest.fixture
-def patches(monkeypatch):
-    return patches_of(monkeypatch, 3, 4)
-
-
 def at(problem, rng=None):
     """The start as named parameters, or a point near it."""
     start, sizes = problem.initial(np.random.default_rng(0)), problem.variables().sizes

@@ -4,12 +4,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 
 import mpifed
 from mpifed.base import plugins
 from mpifed.base.plugins import refused_code
-from mpifed.cli.main import cli
 from mpifed.config.plugins import find_class
 from mpifed.parallel.comm import SerialComm
 
@@ -67,12 +66,6 @@ def unload():
     Path("executed").unlink(missing_ok=True)
 
 
-def call(*words) -> tuple[int, str]:
-    """Return whether a command fails, and its output."""
-    done = CliRunner().invoke(cli, [*map(str, words)], standalone_mode=False)
-    return int(done.exception is not None), done.output + str(done.exception or "")
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -81,8 +74,7 @@ def call(*words) -> tuple[int, str]:
     ],
 )  # fmt: skip
 def test_commands_that_need_no_code(folder, words):
-    code, text = call(*words.split())
-    assert code == 0, text
+    output_of(*words.split())
     assert not Path("executed").exists()
 
 
@@ -94,12 +86,12 @@ def test_commands_that_need_no_code(folder, words):
     ],
 )  # fmt: skip
 def test_commands_that_need_code_require_allow_code(folder, words):
-    code, text = call(*words.split())
-    assert code and "./stranger.py:Mine is user-defined code, which would be executed" in text
+    text = error_of(*words.split())
+    assert "./stranger.py:Mine is user-defined code, which would be executed" in text
     assert "--allow-code" in text
     assert not Path("executed").exists()
-    code, text = call(*words.split(), "--allow-code")
-    assert code == 0 and Path("executed").exists(), text
+    output_of(*words.split(), "--allow-code")
+    assert Path("executed").exists()
 
 
 def test_reading_a_run_in_python_executes_no_code_but_creating_its_network_does(folder):

@@ -4,17 +4,17 @@ import csv
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 
+import commands
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from games import Game, configuration
 from matplotlib.figure import Figure
 
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
-from mpifed.cli.main import cli
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.streams import generator
@@ -229,11 +229,8 @@ dtype = "float64"
 def invoke(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(JOB + 'out = "runs/one"\n')
-    return lambda *options: CliRunner().invoke(
-        cli,
-        ["measure", "job.toml", "--points", "2", "--samples", "12", "--iterations", "2", *options],
-        standalone_mode=False,
-    )
+    words = ["measure", "job.toml", "--points", "2", "--samples", "12", "--iterations", "2"]
+    return partial(commands.invoke, *words, standalone_mode=False)
 
 
 def test_the_command(invoke, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import error_of, output_of
 from games import Game, configuration
 
 import mpifed
@@ -17,7 +17,6 @@ from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.base import data_files
 from mpifed.base.data_files import digest_of_path
-from mpifed.cli.main import cli
 from mpifed.core.problem import DataFile
 from mpifed.parallel.comm import CollectiveError, SerialComm
 
@@ -33,6 +32,7 @@ dataset = DATASET
 model = "linear"
 """
 TABLE = '{ name = "table", file = "mine.csv", target = "label", test = 0.25 }'
+RUN, RESUME = ("run", "job.toml", "--no-report"), ("resume", "out", "--no-report")
 SWEEP = "[sweep]\nseed = [0, 1]\n"
 TUNE = '[tune]\nmethods = [{ name = "FedAvg", K = 1, eta = [0.1, 0.2] }]\n'
 
@@ -54,12 +54,6 @@ def job(tmp_path, monkeypatch):
     return write
 
 
-def call(*words: str) -> tuple[int, str]:
-    options = ["--no-report"] if words[0] in ("run", "resume") else []
-    done = CliRunner().invoke(cli, [*words, *options], standalone_mode=False)
-    return (2 if done.exception else 0), done.output + str(done.exception or "")
-
-
 def change(file="mine.csv"):
     """Change numbers in a file without changing its size or modification time."""
     known = os.stat(file)
@@ -68,28 +62,27 @@ def change(file="mine.csv"):
     assert os.stat(file).st_size == known.st_size and os.stat(file).st_mtime_ns == known.st_mtime_ns
 
 
-def expect_refused(done: tuple[int, str], name="mine.csv"):
-    code, text = done
-    assert code == 2 and f"data file {name} has changed since the run in " in text, text
+def expect_refusal(*words: str, name="mine.csv"):
+    text = error_of(*words)
+    assert f"data file {name} has changed since the run in " in text, text
     assert "Restore the file, choose another run.out, or start over" in text and "run.overwrite=true" in text
 
 
 def test_a_run(job):
     job()
-    assert call("run", "job.toml")[0] == 0
+    output_of(*RUN)
     before = mpifed.load("out").point["x"]
-    for words in (("run", "job.toml"), ("resume", "out")):
-        code, text = call(*words)
-        assert code == 0 and "is complete" in text
+    for words in (RUN, RESUME):
+        assert "is complete" in output_of(*words)
     change()
-    for words in (("run", "job.toml"), ("resume", "out")):
-        expect_refused(call(*words))
+    for words in (RUN, RESUME):
+        expect_refusal(*words)
     assert torch.equal(mpifed.load("out").point["x"], before)
     Path("mine.csv").write_text(table(0.25))
-    assert "is complete" in call("run", "job.toml")[1]
+    assert "is complete" in output_of(*RUN)
     change()
-    assert call("run", "job.toml", "run.out=other")[0] == 0
-    assert call("run", "job.toml", "run.overwrite=true")[0] == 0
+    output_of(*RUN, "run.out=other")
+    output_of(*RUN, "run.overwrite=true")
     assert torch.equal(mpifed.load("out").point["x"], mpifed.load("other").point["x"])
     assert not torch.equal(mpifed.load("out").point["x"], before)
 
@@ -98,23 +91,22 @@ def test_a_run(job):
 def test_a_sweep_with_new_seeds(job, part):
     """No new run is started, whichever runs belong to the part."""
     job(SWEEP)
-    assert call("sweep", "job.toml")[0] == 0
+    output_of("sweep", "job.toml")
     change()
     text = Path("job.toml").read_text()
     Path("job.toml").write_text(text.replace("[0, 1]", "[2, 3, 0, 1]"))
-    expect_refused(call("sweep", "job.toml", "--part", part))
+    expect_refusal("sweep", "job.toml", "--part", part)
     assert not Path("out/seed=2").exists() and not Path("out/seed=3").exists()
-    assert "4 runs are finished, 0 of them before" in call("sweep", "job.toml", "run.overwrite=true")[1]
-    assert "4 runs are finished, 4 of them before" in call("sweep", "job.toml")[1]
+    assert "4 runs are finished, 0 of them before" in output_of("sweep", "job.toml", "run.overwrite=true")
+    assert "4 runs are finished, 4 of them before" in output_of("sweep", "job.toml")
 
 
 def test_a_search(job):
     job("validation = 0.25\n" + TUNE)
-    code, text = call("tune", "job.toml")
-    assert code == 0, text
+    output_of("tune", "job.toml")
     change()
-    expect_refused(call("tune", "job.toml"))
-    assert call("tune", "job.toml", "run.overwrite=true")[0] == 0
+    expect_refusal("tune", "job.toml")
+    output_of("tune", "job.toml", "run.overwrite=true")
 
 
 def test_data_of_a_function(job):
@@ -125,9 +117,10 @@ def test_data_of_a_function(job):
         "    return {'train': pair, 'test': pair}\n"
     )
     job(dataset='"./data.py:load"')
-    assert call("run", "job.toml")[0] == 0 and "is complete" in call("run", "job.toml")[1]
+    output_of(*RUN)
+    assert "is complete" in output_of(*RUN)
     change()
-    expect_refused(call("run", "job.toml"), "data.py:load")
+    expect_refusal(*RUN, name="data.py:load")
 
 
 @dataclass
@@ -162,14 +155,14 @@ def test_run_data_dir_may_change_if_the_data_are_the_same(tmp_path):
 
 def test_a_compressed_copy_is_the_same_and_missing_data_cause_a_warning(job, capfd):
     job()
-    assert call("run", "job.toml")[0] == 0
+    output_of(*RUN)
     Path("mine.csv.gz").write_bytes(gzip.compress(Path("mine.csv").read_bytes()))
     Path("mine.csv").unlink()
-    code, text = call("run", "job.toml")
-    assert code == 0 and "is complete" in text and "nothing tells" not in text
+    text = output_of(*RUN)
+    assert "is complete" in text and "cannot check" not in text
     Path("mine.csv.gz").unlink()
-    code, text = call("run", "job.toml")
-    assert code == 0 and "is complete" in text
+    text = output_of(*RUN)
+    assert "is complete" in text
     assert "cannot check whether the data of " in text and "lacks a file" in text
 
 

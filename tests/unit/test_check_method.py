@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
-from verdicts import failures, verdict_of
+from verdicts import failures
 
 from mpifed.algorithms import LSGD, LocalDualExtrapolation
 from mpifed.cli.check import SAME_IN_GROUPS, problems_for
@@ -85,12 +83,6 @@ class Method(Algorithm):
         slope = oracle.grad_f(u, oracle.sample(of="f"))
         message.x = shared.x - self.eta * (J.mT @ slope.unsqueeze(-1)).squeeze(-1)
 """
-
-
-@pytest.fixture
-def verdicts(tmp_path, capsys):
-    """``verdicts(source, old, new, ...)``: whether the source with replacements passes, and the lines."""
-    return partial(verdict_of, capsys, tmp_path / "plugin.py", "Method", HEADER)
 
 
 @pytest.mark.parametrize("source", [AVERAGING, EXTRA, OPERATOR, COMPOSITION])

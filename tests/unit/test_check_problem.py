@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
-from verdicts import failures, verdict_of
+from verdicts import failures
 
 from mpifed.cli.check import SAME_IN_GROUPS
 
@@ -144,12 +142,6 @@ class Problem(Minimax):
     def loss(self, x, y, batch):
         return (batch[0] @ x["w"]).mean() ** 2 + x["w"] @ y["y"] - (y["y"] ** 2).sum()
 """
-
-
-@pytest.fixture
-def verdicts(tmp_path, capsys):
-    """``verdicts(source, old, new, ...)``: whether the source with replacements passes, and the lines."""
-    return partial(verdict_of, capsys, tmp_path / "plugin.py", "Problem", HEADER)
 
 
 GRADIENTS = """

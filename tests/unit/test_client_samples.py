@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from mpifed.cli.main import cli
 from mpifed.config.job import Config, ConfigError
 from mpifed.report.client_samples import ClassCounts, class_counts, draw_class_counts, print_counts
 
@@ -65,20 +64,18 @@ def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss(job):
 
 def test_info_of_a_job_prints_a_table_and_writes_a_figure(job, tmp_path):
     path = job("DeepAUC", 'dataset = "digits"\nmodel = "linear"')
-    words = ["info", str(path), "problem.clients=3", "problem.partition.name=iid"]
-    done = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert done.exit_code == 0 and "3 clients" in done.output
-    rows = [line.split() for line in done.output.splitlines()]
+    output = output_of("info", path, "problem.clients=3", "problem.partition.name=iid")
+    assert "3 clients" in output
+    rows = [line.split() for line in output.splitlines()]
     assert ["client", "samples", "0-", "1-", "2-", "3-", "4-", "5+", "6+", "7+", "8+", "9+"] in rows
     sizes = {row[0]: row[1] for row in rows if row and row[0] in ("0", "1", "2", "all")}
     assert sizes == {"0": "480", "1": "479", "2": "479", "all": "1438"}
-    assert str(tmp_path / "job.clients.png") in done.output
+    assert str(tmp_path / "job.clients.png") in output
     image = imread(tmp_path / "job.clients.png")
     assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10, "at least one colour per class"
-    CliRunner().invoke(cli, ["info", str(path), "--out", str(tmp_path / "other.png")], catch_exceptions=False)
+    output_of("info", path, "--out", tmp_path / "other.png")
     assert (tmp_path / "other.png").exists()
-    done = CliRunner().invoke(cli, ["info", "AdaFGDA", "q=2"])
-    assert done.exit_code == 2 and "job files" in done.output
+    assert "job files" in error_of("info", "AdaFGDA", "q=2")
 
 
 def test_problems_without_classes_and_without_data(job):

@@ -4,11 +4,11 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke, output_of
 
 from mpifed import run
 from mpifed.cli.catalogue import catalogue
-from mpifed.cli.main import cli, main
+from mpifed.cli.main import main
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 
@@ -43,31 +43,25 @@ def test_a_data_folder_may_have_any_name(job, name, monkeypatch):
     """Bytes that are not UTF-8 are surrogates in Python."""
     seen = []
     monkeypatch.setattr("mpifed.running.run.run", lambda config, *_: seen.append(config) or sys.exit(3))
-    done = CliRunner().invoke(cli, ["run", str(job), "--data-dir", name])
+    done = invoke("run", job, "--data-dir", name)
     assert [config.run.data_dir for config in seen] == [name], done.exception
 
 
 def test_run_resume_report(job, tmp_path):
     """Run a job, start it again, resume it with more rounds, and write a report."""
-    out, invoke = tmp_path / "run", lambda *words: CliRunner().invoke(cli, [str(word) for word in words])
-    done = invoke("run", job)
-    assert done.exit_code == 0, done.output
-    assert "AdaFGDA" in done.output and "error final" in done.output
+    out = tmp_path / "run"
+    output = output_of("run", job)
+    assert "AdaFGDA" in output and "error final" in output
     files = "run.h5 run.lock mpifed-files.txt history.bin checkpoint-00000002.h5 checkpoint-00000003.h5 log"
     report = "report.html curves.png table.txt table.csv"
     assert {path.name for path in out.iterdir()} == {*files.split(), *report.split()}
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
-    again = invoke("run", job)
-    assert again.exit_code == 0 and f"mpifed: {out} is complete: all 3 rounds done" in again.output, (
-        again.output
-    )
+    assert f"mpifed: {out} is complete: all 3 rounds done" in output_of("run", job)
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
-    longer = invoke("resume", out, "rounds=5")
-    assert (
-        longer.exit_code == 0 and "continuing" in longer.output and (out / "checkpoint-00000005.h5").exists()
-    ), longer.output
-    report = invoke("report", out, out, "--out", tmp_path / "report")
-    assert report.exit_code == 0 and (tmp_path / "report" / "curves.png").exists(), report.output
+    assert "continuing" in output_of("resume", out, "rounds=5")
+    assert (out / "checkpoint-00000005.h5").exists()
+    output_of("report", out, out, "--out", tmp_path / "report")
+    assert (tmp_path / "report" / "curves.png").exists()
 
 
 def test_targets_and_budgets_stop_the_run(job):
@@ -86,27 +80,26 @@ def test_info_of_everything():
     """Every name is explained; methods show their costs and the costs in the papers."""
     for group, members in catalogue().items():
         for name in members:
-            done = CliRunner().invoke(cli, ["info", name])
-            assert done.exit_code == 0, (name, done.output, done.exception)
-            assert group != "methods" or "in the papers" in done.output, name
+            output = output_of("info", name)
+            assert group != "methods" or "in the papers" in output, name
 
 
 def test_list():
-    table = json.loads(CliRunner().invoke(cli, ["list", "--json"]).output)
+    table = json.loads(output_of("list", "--json"))
     assert {"AdaFGDA", "FGDA", "LocalSGDA"} <= set(table["methods"]) and {"Saddle", "DeepAUC"} <= set(
         table["problems"]
     )
     assert all(line for members in table.values() for line in members.values()), (
         "everything has a description"
     )
-    assert "barzilai_borwein" in CliRunner().invoke(cli, ["list"]).output
-    assert {*json.loads(CliRunner().invoke(cli, ["list", "DIRICHLET", "--json"]).output)} == {"partitions"}
+    assert "barzilai_borwein" in output_of("list")
+    assert {*json.loads(output_of("list", "DIRICHLET", "--json"))} == {"partitions"}
 
 
 def test_tables_fit_into_the_columns_of_the_environment(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     for words in (["info", "message"], ["list", "bernoulli"]):
-        lines = CliRunner().invoke(cli, words).output.splitlines()
+        lines = output_of(*words).splitlines()
         assert 50 < max(map(len, lines)) <= 70
 
 
@@ -115,8 +108,8 @@ def test_a_long_list_is_paged(monkeypatch):
     monkeypatch.setattr("click.echo_via_pager", paged.append)
     monkeypatch.setenv("LINES", "20")
     monkeypatch.setenv("COLUMNS", "80")
-    assert "bernoulli" in CliRunner().invoke(cli, ["list", "Bernoulli"]).output and not paged
-    assert not CliRunner().invoke(cli, ["list"]).output and "barzilai_borwein" in paged[0]
+    assert "bernoulli" in output_of("list", "Bernoulli") and not paged
+    assert not output_of("list") and "barzilai_borwein" in paged[0]
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--help"]])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from games import configuration
 from oracles import oracle_of, prepared
-from patches import patches_of
 
 from mpifed.algorithms import MFCGD
 from mpifed.base.settings import build
@@ -35,9 +34,7 @@ printed = pytest.mark.parametrize("case", ["robust", "linear"])
 networks = pytest.mark.parametrize("case", ["sinusoid", "few shots"])
 
 
-@pytest.fixture(autouse=True)
-def patches(monkeypatch):
-    return patches_of(monkeypatch, 3, 4)
+pytestmark = pytest.mark.usefixtures("patches")
 
 
 def point(problem) -> torch.Tensor:

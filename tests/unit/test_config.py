@@ -52,9 +52,6 @@ def deep(depth: int):
     ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
     ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
     ({"problem": "Saddle"}, "problem: Input should be an instance of Problem, got 'Saddle'"),
-    ({"participation": {"cohort": 5}}, "participation.cohort = 5 is more than problem.clients = 4"),
-    ({"algorithm": AdaFGDA(q=2), "participation": {"cohort": 3}},
-     "AdaFGDA is defined for full participation only"),
     ({"problem": AffineGame(clients=2)},
      "LocalSGDA solves minimax problems, but AffineGame is an operator problem"),
 ])  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
@@ -13,7 +12,6 @@ from matplotlib.figure import Figure
 from runfiles import write
 
 import mpifed
-from mpifed.report import figures
 from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.labels import Labels, setting_cells
 from mpifed.report.latex import table
@@ -84,21 +82,8 @@ def test_methods_with_fewer_diverged_seeds_rank_first(settings):
     assert "fewest runs that end in non-finite values" in words and "median of the finite values" in words
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """A function that returns the first panel and the legend of :func:`curves` without writing a file."""
-    saved = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
-
-    def draw(settings):
-        figures.curves(settings, io.BytesIO())
-        return saved[-1].axes[0], saved[-1].legends[0]
-
-    return draw
-
-
 def test_a_logarithmic_axis_has_medians_and_bands_of_quantiles(settings, drawn):
-    panel, _ = drawn(settings[:1])
+    panel = drawn(settings[:1]).axes[0]
     assert panel.get_yscale() == "log" and panel.lines[0].get_ydata().tolist() == [1000, 102, 6]
     corners = panel.collections[0].get_paths()[0].vertices
     ends = corners[corners[:, 0] == 10, 1]
@@ -108,7 +93,7 @@ def test_a_logarithmic_axis_has_medians_and_bands_of_quantiles(settings, drawn):
 
 
 def test_a_curve_aggregates_the_finite_seeds_and_every_seed_is_a_thin_line(settings, drawn):
-    panel, legend = drawn(settings)
+    panel = drawn(settings).axes[0]
     lines = [line.get_ydata().tolist() for line in panel.lines if line.get_linestyle() != "None"]
     assert lines == [[1000, 102, 6], [1000, 101.5, 3.0], [1000]]
     (seeds,) = [one for one in panel.collections if one.get_label() == "seeds of Four"]
@@ -116,7 +101,7 @@ def test_a_curve_aggregates_the_finite_seeds_and_every_seed_is_a_thin_line(setti
     assert ends == [[10, 1], [10, 2], [10, 4], [10, 5], [0, 1000]]
     crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "x"]
     assert crosses == [[[0, 1000]], [[0, 1000]] * 5]
-    texts = [text.get_text() for text in legend.get_texts()]
+    texts = [text.get_text() for text in panel.figure.legends[0].get_texts()]
     assert texts == ["Whole", "Four (4 of 5 finite)", "None (0 of 5 finite)"]
 
 
@@ -124,7 +109,7 @@ def test_a_diverging_seed_does_not_stretch_the_axis(tmp_path, drawn):
     for seed, error in enumerate([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 1e80]]):
         stopped, config = DIVERGED if len(error) < 3 else "done", {"seed": seed, "rounds": 10}
         write(tmp_path / f"{seed}", "A", 5 * len(error) - 5, 5, stopped, config, error=error)
-    panel, _ = drawn(settings_of(load(path) for path in find_runs([tmp_path])))
+    panel = drawn(settings_of(load(path) for path in find_runs([tmp_path]))).axes[0]
     assert panel.get_ylim()[1] < 4
     (seeds,) = [one for one in panel.collections if one.get_label() == "seeds of A"]
     assert seeds.get_paths()[2].vertices[:, 1].tolist() == [3, 1e80]

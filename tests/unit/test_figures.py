@@ -56,19 +56,6 @@ def has_colours(image, number):
     return [count(image, colour) > 20 for colour in figures.COLOURS[:number]]
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """A function that returns the axes of :func:`curves` for a setting, without writing the figure."""
-    saved = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
-
-    def draw(*settings):
-        figures.curves(settings, io.BytesIO())
-        return saved[-1].axes
-
-    return draw
-
-
 def test_costs_and_labels_of_the_axes(tmp_path):
     one = single(tmp_path / "a", every=10, auc=[0.5, 0.6, 0.7])
     run = one.runs[0]
@@ -109,7 +96,7 @@ def test_long_names_fit_above_the_panels(tmp_path, drawn):
     for k in (1, 2):
         problem = {"name": "Saddle"} | {f"setting_{j}": 10.0**k for j in range(20)}
         runs.append(load(write(tmp_path / str(k), config={"problem": problem}, e=decay(1))))
-    figure = drawn(*settings_of(runs))[0].figure
+    figure = drawn(settings_of(runs))
     figure.canvas.draw()
     (legend,) = figure.legends
     extent = legend.get_window_extent()
@@ -120,12 +107,12 @@ def test_long_names_fit_above_the_panels(tmp_path, drawn):
 
 def test_a_curve_is_the_mean_over_the_seeds_with_a_band_of_one_deviation(tmp_path, drawn):
     setting = seeds(tmp_path, [1, 2, 3], [3, 6, 3], rounds=2, every=1)
-    (cell, *_) = drawn(setting)
+    (cell, *_) = drawn([setting]).axes
     assert cell.lines[0].get_ydata().tolist() == [2, 4, 3]
     corners = cell.collections[0].get_paths()[0].vertices
     middle = corners[corners[:, 0] == 1, 1]
     assert (middle.min(), middle.max()) == pytest.approx((4 - math.sqrt(8), 4 + math.sqrt(8)))
-    assert not drawn(*settings_of(setting.runs[:1]))[0].collections, "a single run has no band"
+    assert not drawn(settings_of(setting.runs[:1])).axes[0].collections, "a single run has no band"
 
 
 def test_costs_are_averaged_over_the_seeds(tmp_path, drawn):
@@ -142,7 +129,7 @@ def test_costs_are_averaged_over_the_seeds(tmp_path, drawn):
         )
         for k in range(2)
     ]
-    assert drawn(*settings_of(runs))[3].lines[0].get_xdata().tolist() == [0, 1.0, 2.0]
+    assert drawn(settings_of(runs)).axes[3].lines[0].get_xdata().tolist() == [0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(("values", "scales"), [
@@ -157,13 +144,13 @@ def test_costs_are_averaged_over_the_seeds(tmp_path, drawn):
 ])  # fmt: skip
 def test_the_scale_is_logarithmic_for_positive_values_of_a_large_range(tmp_path, drawn, values, scales):
     one = single(tmp_path / "a", rounds=10, x_error=values)
-    assert [cell.get_yscale() for cell in drawn(one)] == 4 * scales[:1]
+    assert [cell.get_yscale() for cell in drawn([one]).axes] == 4 * scales[:1]
     assert figures.scales([one], "x_error") == scales
 
 
 def test_a_band_that_reaches_zero_does_not_stretch_a_logarithmic_axis(tmp_path, drawn):
     setting = seeds(tmp_path, [1000, 10, 0.171573], [1000, 10, 1.0], rounds=2, every=1)
-    low, high = drawn(setting)[0].get_ylim()  # mean - deviation is 1.5e-7
+    low, high = drawn([setting]).axes[0].get_ylim()  # mean - deviation is 1.5e-7
     assert 0.1 < low < 0.5 and high > 1000, "the mean ends at 0.59"
 
 
@@ -171,7 +158,7 @@ def test_the_axis_of_federated_seconds_is_drawn_only_for_runs_with_a_clock(tmp_p
     without = single(tmp_path / "a", auc=decay(0.1))
     clock = single(tmp_path / "b", auc=decay(0.2), costs={"federated_seconds": 90})
     first, second = (
-        {cell.get_xlabel(): len(cell.lines) for cell in drawn(*settings)}
+        {cell.get_xlabel(): len(cell.lines) for cell in drawn(settings).axes}
         for settings in ([without], [without, clock])
     )
     assert not [label for label in first if "federated" in label] and {*first.values()} == {1}

@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import output_of
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.catalogue import EXAMPLES, GROUPS, settings_page
-from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
 from mpifed.config.grids import expand
 from mpifed.config.job import SECTIONS, Config
@@ -22,9 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
 def info(*words) -> str:
-    done = CliRunner().invoke(cli, ["info", *words])
-    assert done.exit_code == 0, done.output
-    return done.output
+    return output_of("info", *words)
 
 
 def test_the_settings_page_is_up_to_date():

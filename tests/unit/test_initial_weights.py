@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import output_of
 from everything import SETTINGS, method
 from safetensors.torch import load_file, save_file
 
 import mpifed
 from mpifed.base.settings import build
-from mpifed.cli.main import cli
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
@@ -60,7 +59,7 @@ def weights(**changes):
 
 def export(folder):
     file = folder / "model.safetensors"
-    assert CliRunner().invoke(cli, ["export", str(folder / "run"), "--to", str(file)]).exit_code == 0
+    output_of("export", folder / "run", "--to", file)
     return str(file)
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
+from commands import output_of
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.catalogue import EXAMPLES
-from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
 from mpifed.config.tables import loads, read_table
 from mpifed.problems import PROBLEMS
@@ -22,7 +21,7 @@ JOBS = sorted(
 
 @pytest.fixture(scope="module")
 def schema():
-    return json.loads(CliRunner().invoke(cli, ["schema"]).output)
+    return json.loads(output_of("schema"))
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,17 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import commands
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpifed.cli.batch_script import Batch, bash_quote, split_sbatch_line
 from mpifed.cli.batch_script import parse_time_limit as seconds_of
-from mpifed.cli.launch import array_tasks, launch
+from mpifed.cli.launch import array_tasks
 from mpifed.cli.main import main
 from mpifed.config.grids import variants
 from mpifed.config.tables import apply_override
@@ -27,8 +28,7 @@ def root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(launch, [str(argument) for argument in arguments])
+invoke = partial(commands.invoke, "launch")
 
 
 def script(*arguments) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import oracle_of, prepared
-from patches import patches_of
+from oracles import oracle_of, prepared, random_point
 
 from mpifed.core.streams import Stream
 from mpifed.problems import Classification
@@ -18,17 +17,7 @@ from mpifed.problems.wgan import WGAN
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
 
 
-@pytest.fixture(autouse=True)
-def patches(monkeypatch):
-    return patches_of(monkeypatch, 3, 4)
-
-
-def point(problem, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random point near the problem's start."""
-    rng, sizes = np.random.default_rng(0), problem.variables().sizes
-    first = problem.initial(rng)
-    x, y = (torch.from_numpy(scale * rng.standard_normal(sizes[block])) for block in "xy")
-    return x + first.get("x", 0), y + first.get("y", 0)
+pytestmark = pytest.mark.usefixtures("patches")
 
 
 def named(problem, x, y):
@@ -122,7 +111,7 @@ def test_fair_loss_of_all_clients_is_the_weighted_sum_of_class_losses(patches):
             dataset="patches", clients=3, model=SMOOTH, partition={"name": "dirichlet", "alpha": 1.0}
         )
     )
-    x, y = point(problem)
+    x, y = random_point(problem)
     net, weights = named(problem, x, y)
     total = 0.0
     for k in range(3):
@@ -176,7 +165,7 @@ def test_loss_of_plain_classification_is_the_mean_cross_entropy_and_half_the_dec
 
 def test_robust_loss_agrees_with_the_paper(patches):
     problem = prepared(RobustRegression(dataset="patches", clients=3, model=SMOOTH))
-    x, y = point(problem)
+    x, y = random_point(problem)
     net, perturbation = named(problem, x, y)
     images, targets = map(torch.Tensor.double, problem.client_data(1))
     total = 0.0
@@ -194,7 +183,7 @@ def test_robust_loss_agrees_with_the_paper(patches):
 
 def test_robust_metrics_are_the_accuracies_without_and_with_the_perturbation(patches):
     problem = prepared(RobustRegression(dataset="patches", clients=3, model="linear"))
-    x, y = point(problem, scale=2.0)
+    x, y = random_point(problem, scale=2.0)
     point_named = named(problem, x, y)
     parts = [problem.predict(*point_named, rows) for rows in (slice(0, 10), slice(10, 25))]
     metrics = problem.metrics(*point_named, torch.cat(parts))

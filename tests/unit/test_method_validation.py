@@ -125,6 +125,11 @@ def unused_field(self) -> Phase:
     return Phase(self.client_round, Record(x="x", dy="y"))
 
 
+def adapting(**fields):
+    """Return members with fields of adaptive matrices."""
+    return dict(matrix=Adam(), shared=Record(x="x", y="y", **fields))
+
+
 PHASES = "Bad.phases must be a tuple of Phase(client_function, message, ...), got "
 DECLARED = [
     # records
@@ -176,6 +181,27 @@ DECLARED = [
     ),
     (dict(shared=property(lambda self: 1 / 0)), "Bad.shared failed: ZeroDivisionError: division by zero"),
     (phases(lambda self: Record(buffer="x")), "a record's field cannot be named 'buffer'"),
+    # adaptive matrices
+    (
+        adapting(A=adaptive("x", of="w")),
+        "Bad.A is computed from the average of 'w', which no message has: x, y",
+    ),
+    (
+        adapting(A=adaptive("x", of="x"), B=adaptive("y", of="v")),
+        "Bad.B is computed from the average of 'v'",
+    ),
+    (
+        adapting(A=adaptive("z", of="x")),
+        "Bad.A is the matrix of 'z', which is no field of `shared` or that message",
+    ),
+    (
+        adapting(A=adaptive("x", of="x")) | dict(matrix="adam"),
+        "it needs a hyperparameter `matrix: Matrix`, got 'adam'",
+    ),
+    (
+        adapting(A=adaptive("x", of="x")) | dict(matrix=None),
+        "needs a hyperparameter `matrix: Matrix`, got None",
+    ),
 ]
 
 
@@ -200,33 +226,6 @@ def test_one_line_per_error():
         "Bad.client",
         "Bad.steps",
     ]
-
-
-def of(**changes):
-    return dict(shared=Record(x="x", y="y", **changes))
-
-
-ADAPTED = [
-    (of(A=adaptive("x", of="w")), "Bad.A is computed from the average of 'w', which no message has: x, y"),
-    (of(A=adaptive("x", of="x"), B=adaptive("y", of="v")), "Bad.B is computed from the average of 'v'"),
-    (
-        of(A=adaptive("z", of="x")),
-        "Bad.A is the matrix of 'z', which is no field of `shared` or that message",
-    ),
-    (
-        of(A=adaptive("x", of="x")) | dict(matrix="adam"),
-        "it needs a hyperparameter `matrix: Matrix`, got 'adam'",
-    ),
-    (of(A=adaptive("x", of="x")) | dict(matrix=None), "needs a hyperparameter `matrix: Matrix`, got None"),
-]
-
-
-@pytest.mark.parametrize("changes, words", ADAPTED)
-def test_adaptive_fields(changes, words, screen):
-    with pytest.raises(ConfigError) as error:
-        configuration(bad(**dict(matrix=Adam()) | changes))
-    (line,) = str(error.value).splitlines()
-    assert words in line and line in screen(error.value)
 
 
 @pytest.mark.parametrize("name", ["buffer", "layout", "rows", "joined", "pop_accesses", "_x"])
@@ -277,12 +276,6 @@ def test_undecorated_classes(screen):
     assert "Bare.rho has no value: decorate the class with" in refused(pydantic_less())
     extended = type("Extended", (hyperparameters(Valid),), {"rho": Field(0.5)})
     assert "Extended declares the field `rho` but is not decorated" in refused(extended())
-
-
-def test_a_cohort_of_a_method_for_full_participation(screen):
-    with pytest.raises(ConfigError, match="Bad is defined for full participation only") as error:
-        configuration(bad(partial_participation=False), participation={"cohort": 2})
-    screen(error.value)
 
 
 RECORDS = [
@@ -469,12 +462,6 @@ def test_errors_of_other_functions(method, words, screen):
         run(method)
     text = screen(error.value)
     assert words in text and 'test_method_validation.py", line' in text and len(text.splitlines()) < 20, text
-
-
-def test_a_problem_of_another_family(screen):
-    with pytest.raises(ConfigError) as error:
-        configuration(bad(family="composition", averages={}))
-    assert "Bad solves composition problems, but Game is a minimax problem" in screen(error.value)
 
 
 def test_step_sizes_that_are_not_finite():

@@ -115,13 +115,12 @@ class Long(Fair):
         (Field(phi=Indicator(Simplex())), Entropy(), "starting point inside the simplex: expected z"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("method", [LocalDualExtrapolation(K=2, eta=0.1), FedDualAvg(K=2, eta_c=0.1)])
-def test_mirror_maps_without_their_sets_are_rejected(problem, mirror, error, method):
-    settings = {"K": 2, "mirror": mirror} | ({"eta": 0.1} if hasattr(method, "eta") else {"eta_c": 0.1})
-    config = configuration(type(method)(**settings), problem, "unused")
+@pytest.mark.parametrize("cls, step", [(LocalDualExtrapolation, {"eta": 0.1}), (FedDualAvg, {"eta_c": 0.1})])
+def test_mirror_maps_without_their_sets_are_rejected(problem, mirror, error, cls, step):
+    config = configuration(cls(K=2, mirror=mirror, **step), problem, "unused")
     with pytest.raises(CollectiveError) as raised:
         Simulation.from_settings(config, SerialComm())
-    assert error in str(raised.value) and f"{type(method).__name__}: mirror" in str(raised.value)
+    assert error in str(raised.value) and f"{cls.__name__}: mirror" in str(raised.value)
 
 
 @pytest.mark.parametrize("mirror, error", [

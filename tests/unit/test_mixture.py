@@ -11,7 +11,6 @@ from games import DX, configuration
 from identity_games import ROUNDING, VISIBLE, distance, path
 from mixtures import LogCosh, MeanLoss, Undeclared
 from oracles import oracle_of, prepared
-from patches import patches_of
 
 from mpifed import Blocks, Sets
 from mpifed.algorithms import AFL, ALGORITHMS, DRFA, FLRA, FSGDA, LSGD, FedAvg, LocalSGDA
@@ -61,8 +60,7 @@ def test_the_best_response_maximises(settings):
 
 
 @pytest.fixture
-def images(monkeypatch):
-    patches_of(monkeypatch, 3, 4)
+def images(patches):
     settings = dict(dataset="patches", clients=3, model={"name": "mlp", "hidden": [5], "activation": "tanh"})
     mixture = prepared(ClientMixture(**settings, rho=0.4, divergence="kl"))
     start = mixture.initial(np.random.default_rng(0))
@@ -238,8 +236,7 @@ def test_settings_of_the_quadratic_mixture(settings, error):
         QuadraticMixture(**settings)
 
 
-def test_too_many_clients(monkeypatch):
-    patches_of(monkeypatch, 3, 4)
+def test_too_many_clients(monkeypatch, patches):
     monkeypatch.setattr("mpifed.problems.mixture.LARGEST", 3)
     for problem in (QuadraticMixture(), ClientMixture(dataset="patches", clients=4)):
         with pytest.raises(ValueError, match="problem.clients: expected at most 3, .* got [45]"):

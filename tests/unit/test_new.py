@@ -4,21 +4,14 @@ import re
 import shlex
 
 import pytest
-from click.testing import CliRunner
+from commands import error_of, invoke, output_of
 
 from mpifed import Config
 from mpifed.base.errors import ConfigError
-from mpifed.cli.main import cli
 from mpifed.cli.new import job_text
 from mpifed.cli.schema import rows_of
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import loads
-
-
-def mpifed(*words: str) -> str:
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, (words, done.output, done.exception)
-    return done.output
 
 
 def next_command(output: str) -> list[str]:
@@ -28,12 +21,12 @@ def next_command(output: str) -> list[str]:
 @pytest.mark.parametrize("kind", ["method", "problem"])
 def test_the_printed_commands_succeed(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = mpifed("new", kind, "LocalExtra")
+    output = output_of("new", kind, "LocalExtra")
     assert "class LocalExtra(" in (tmp_path / "local_extra.py").read_text()
-    checked = mpifed(*next_command(output))
+    checked = output_of(*next_command(output))
     assert "FAILS" not in checked and "holds" in checked
-    written = mpifed(*shlex.split(output.splitlines()[-1].partition("mpifed ")[2]))
-    mpifed(*next_command(written), "rounds=1", "run.progress=false", "--no-report")
+    written = output_of(*shlex.split(output.splitlines()[-1].partition("mpifed ")[2]))
+    output_of(*next_command(written), "rounds=1", "run.progress=false", "--no-report")
     assert (tmp_path / "runs/job/run.h5").exists()
 
 
@@ -41,16 +34,15 @@ def test_existing_files_are_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, file in ((["method", "Mine"], "mine.py"), (["job"], "job.toml")):
         (tmp_path / file).write_text("mine")
-        done = CliRunner().invoke(cli, ["new", *words])
-        assert f"{file} exists and is not replaced" in str(done.exception)
+        assert f"{file} exists and is not replaced" in error_of("new", *words)
         assert (tmp_path / file).read_text() == "mine"
-    assert "expected the name of a class" in str(CliRunner().invoke(cli, ["new", "method", "a-b"]).exception)
+    assert "expected the name of a class" in error_of("new", "method", "a-b")
 
 
 def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    error = CliRunner().invoke(cli, ["new", "job"]).exception
+    error = invoke("new", "job").exception
     assert isinstance(error, ConfigError) and "cannot write job.toml: No such file" in str(error)
 
 

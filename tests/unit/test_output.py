@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from launch import environment, mpirun_path
 from runfiles import decay, write
 from small_job import LIMIT
@@ -68,7 +68,7 @@ def test_captured_output_of_two_ranks_has_no_escape_codes(folder):
 
 @pytest.mark.parametrize("words", [[], *([name] for name in cli.commands), ["new", "job"], ["new", "method"]])
 def test_help_fits_into_80_columns(words):
-    text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
+    text = invoke(*words, "--help", terminal_width=80).output
     assert "Usage: " in text and max(map(len, text.splitlines())) <= 80
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 from runfiles import decay, write
 
-from mpifed.cli.main import cli
 from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.figures import inches
 from mpifed.report.labels import Labels
@@ -48,16 +47,14 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def invoke(runs, *words, code=0):
-    done = CliRunner().invoke(cli, ["report", str(runs), "--out", str(runs.parent / "out"), *map(str, words)])
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
+def report(runs, *words, call=output_of):
+    return " ".join(call("report", runs, "--out", runs.parent / "out", *words).split())
 
 
 def test_the_pdf_has_the_given_width_and_embedded_fonts(runs):
     file = runs.parent / "fig.pdf"
     for _ in range(2):  # a figure of mpifed is replaced
-        invoke(runs, "--figure", file, "--width", "3.25in", "--metrics", "error", "--x", "bytes",
+        report(runs, "--figure", file, "--width", "3.25in", "--metrics", "error", "--x", "bytes",
                "--labels", runs.parent / "labels.toml")  # fmt: skip
     content = file.read_bytes()
     (box,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", content)
@@ -71,7 +68,7 @@ def test_the_svg_has_all_names_and_panels(runs, monkeypatch):
 
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # as in a user's matplotlibrc
     file = runs.parent / "fig.svg"
-    invoke(runs, "--figure", file, "--width", "84mm", "--metrics", "error,auc", "--x", "bytes, oracle_calls",
+    report(runs, "--figure", file, "--width", "84mm", "--metrics", "error,auc", "--x", "bytes, oracle_calls",
            "--labels", runs.parent / "labels.toml")  # fmt: skip
     text = file.read_text()
     width = float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', text)[1])
@@ -91,7 +88,7 @@ def test_units_of_a_width(text, width):
 def test_the_table(runs):
     file = runs.parent / "table.tex"
     for _ in range(2):
-        invoke(runs, "--latex", file, "--metrics", "error,auc", "--metric", "error",
+        report(runs, "--latex", file, "--metrics", "error,auc", "--metric", "error",
                "--labels", runs.parent / "labels.toml")  # fmt: skip
     text = file.read_text()
     body = text.partition("\\midrule\n")[2].partition("\n\\bottomrule")[0].splitlines()
@@ -137,7 +134,7 @@ def test_special_characters_of_latex_are_escaped():
 
 
 def test_cite_prints_only_bibtex(runs):
-    output = invoke(runs, "--cite")
+    output = report(runs, "--cite")
     assert output.startswith("@") and all(key in output for key in ("huang2024adafgda", "deng2021localsgda"))
     assert not (runs.parent / "out").exists()
 
@@ -157,7 +154,7 @@ def test_errors_are_found_before_anything_is_written(runs):
         (["--labels", labels], "--labels needs --figure"),
         (["--cite", "--latex", "t.tex"], "--cite only prints"),
     ]:  # fmt: skip
-        assert message in invoke(runs, *words, code=2).replace("│ ", ""), words
+        assert message in report(runs, *words, call=error_of).replace("│ ", ""), words
     for text, message in [
         ("[method]\nFGDA = 'a'", "unknown section [method]: did you mean 'methods'"),
         ("[methods]\nFGD = 'a'", "[methods] has no 'FGD': did you mean 'FGDA'"),
@@ -165,5 +162,7 @@ def test_errors_are_found_before_anything_is_written(runs):
         ("[axes]\nbytes = 1", "[axes] bytes must be a text, got 1"), ("axes = 1", "axes must be a table"),
     ]:  # fmt: skip
         labels.write_text(text)
-        assert message in invoke(runs, "--latex", runs.parent / "t.tex", "--labels", labels, code=2), text
+        assert message in report(runs, "--latex", runs.parent / "t.tex", "--labels", labels, call=error_of), (
+            text
+        )
     assert not (runs.parent / "out").exists() and not fig.exists()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from games import configuration
 from oracles import oracle_of, prepared
-from patches import patches_of
 
 from mpifed import run
 from mpifed.algorithms import FedAvg, FedNormSGDA, LocalSGDA
@@ -18,11 +17,6 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.problems import OneWayPAUC, TwoWayPAUC
 
 SETTINGS = dict(dataset="patches", model="linear", clients=2, imbalance=0.3, margin=0.7, s_speed=4.0)
-
-
-@pytest.fixture
-def patches(monkeypatch):
-    return patches_of(monkeypatch, 3, 4)
 
 
 def pair_losses(problem, x, client) -> np.ndarray:
@@ -130,8 +124,7 @@ def test_a_client_sees_its_own_positive_samples(patches):
     assert (gx[0] != 0)[-1] and not (gx[0] != 0)[-2]  # s' is common, the last s is of the other client
 
 
-def test_clients_lack_no_class(monkeypatch):
-    patches_of(monkeypatch, 3, 4)
+def test_clients_lack_no_class(patches):
     partition = {"name": "dirichlet", "alpha": 0.02}
     with pytest.raises(ValueError, match="expected positive and negative samples of every client, found"):
         prepared(OneWayPAUC(dataset="patches", model="linear", clients=4, partition=partition))

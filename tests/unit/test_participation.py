@@ -188,43 +188,34 @@ def test_availability_round_trips_through_the_table(tmp_path):
     assert job().table()["participation"] == {"cohort": None, "weights": "uniform"}  # as before laws
 
 
-@pytest.mark.parametrize("lines, expected", [
-    ("", "expected the columns round,client"),
-    ("rounds,client\n1,0", "did you mean 'round'"),
-    ("client,round\n0,1", "expected the columns round,client"),
-    ("round,client,x\n1,0,2", "expected the columns round,client"),
-    ("1,0\n2,0", "expected the columns round,client"),
-    ("round,client\n\n", "has no rows"),
-    ("round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
-    ("round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
-    ("round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
-    ("round,client\n1;0", "line 2: expected two integers"),
-    ("round,client\n1,0.5", "line 2: expected two integers"),
-    ("round,client\n1,2,3", "line 2: expected two integers"),
-    ("round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
+@pytest.mark.parametrize("cohorts, lines, expected", [
+    (1, "", "expected the columns round,client"),
+    (1, "rounds,client\n1,0", "did you mean 'round'"),
+    (1, "client,round\n0,1", "expected the columns round,client"),
+    (1, "round,client,x\n1,0,2", "expected the columns round,client"),
+    (1, "1,0\n2,0", "expected the columns round,client"),
+    (1, "round,client\n\n", "has no rows"),
+    (1, "round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
+    (1, "round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
+    (1, "round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
+    (1, "round,client\n1;0", "line 2: expected two integers"),
+    (1, "round,client\n1,0.5", "line 2: expected two integers"),
+    (1, "round,client\n1,2,3", "line 2: expected two integers"),
+    (1, "round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
+    (2, "round,cohort,client\n1,0,0\n1,2,1", "line 3: a round of the method has 2 cohorts, .* got cohort 2"),
+    (2, "round,cohort,client\n1,-1,0", "line 2: a round of the method has 2 cohorts, .* got cohort -1"),
+    (2, "round,cohort,client\n1,0", "line 2: expected three integers, round,cohort,client, got '1,0'"),
+    (2, "round,cohort,client\n1,a,0", "line 2: expected three integers"),
+    (2, "round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
+    (2, "round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
+    (2, "round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
+    (2, "round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
 ])  # fmt: skip
-def test_invalid_traces_are_refused(tmp_path, lines, expected):
+def test_invalid_traces_are_refused(tmp_path, cohorts, lines, expected):
     file = tmp_path / "trace.csv"
     file.write_text(lines)
     with pytest.raises(ValueError, match=expected):
-        read_trace(str(file), 5, 1)
-
-
-@pytest.mark.parametrize("lines, expected", [
-    ("round,cohort,client\n1,0,0\n1,2,1", "line 3: a round of the method has 2 cohorts, .* got cohort 2"),
-    ("round,cohort,client\n1,-1,0", "line 2: a round of the method has 2 cohorts, .* got cohort -1"),
-    ("round,cohort,client\n1,0", "line 2: expected three integers, round,cohort,client, got '1,0'"),
-    ("round,cohort,client\n1,a,0", "line 2: expected three integers"),
-    ("round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
-    ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
-    ("round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
-    ("round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
-])  # fmt: skip
-def test_invalid_traces_of_cohorts_are_refused(tmp_path, lines, expected):
-    file = tmp_path / "trace.csv"
-    file.write_text(lines)
-    with pytest.raises(ValueError, match=expected):
-        read_trace(str(file), 5, 2)
+        read_trace(str(file), 5, cohorts)
 
 
 def test_trace_of_the_cohorts_of_a_round(tmp_path):

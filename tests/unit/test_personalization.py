@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from oracles import prepared
 from reference.agnostic import onto_simplex
 from torch.nn.functional import cross_entropy
 
@@ -33,11 +34,6 @@ def table(out, name="Classification", batch=0, **settings):
 
 def personalized(config):
     return config | {"personalize": {"step_size": ETA, "steps": STEPS}}
-
-
-def prepared(problem):
-    problem.prepare(0)
-    return problem
 
 
 def fine_tuned(problem, client, weights, y):

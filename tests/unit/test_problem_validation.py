@@ -155,12 +155,6 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize("cls, changes, message", MISSING)
-def test_missing_functions(cls, changes, message):
-    (error,) = errors(cls, **changes)
-    assert error.startswith(cls.__name__) and message in error
-
-
 DECLARED = [
     (Both, {"x": (4,)}, "variables() must return Blocks(x=..., y=...) or Blocks(x=...), got {'x': (4,)}"),
     (Both, Blocks(w={"w": (4,)}), "variables() must return Blocks(x=..., y=...) or Blocks(x=...), got"),
@@ -174,23 +168,6 @@ DECLARED = [
 ]
 
 
-@pytest.mark.parametrize("cls, blocks, message", DECLARED)
-def test_blocks(cls, blocks, message):
-    assert message in errors(cls, variables=lambda self: blocks)[0]
-
-
-@pytest.mark.parametrize("network, found", [({"w": (2, 2)}, "(4,)"), ({"W": (2, 2)}, "None")])
-def test_a_network_with_other_parameters(network, found):
-    (error,) = errors(Plain, network=network)
-    (name,) = network
-    assert f"network has '{name}' of shape (2, 2), but in block x of variables() it is {found}" in error
-
-
-def test_a_set_of_an_unknown_block():
-    (error,) = errors(Both, sets=Sets(z=Ball()))
-    assert "sets has a set for 'z', which is not a block" in error and "(options: x, y)" in error
-
-
 STARTS = [
     ({"y": torch.ones(4)}, "initial() returns shape [4] for block 'y', expected 3 elements"),
     ({"y": torch.ones(1)}, "initial() returns shape [1] for block 'y', expected 3 elements"),
@@ -201,107 +178,6 @@ STARTS = [
     ),
     ([torch.ones(3)], "initial() must return a dictionary with a flat tensor per block, got list"),
 ]
-
-
-@pytest.mark.parametrize("start, message", STARTS)
-def test_initial(start, message):
-    (error,) = errors(Both, initial=lambda self, rng: start)
-    assert message in error
-
-
-DRAWS = [
-    (
-        lambda self, stream, size: stream.normal(size),
-        "a tuple of arrays, (array,) for one, got ndarray",
-    ),
-    (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),
-    (
-        lambda self, stream, size: (stream.normal(size).swapaxes(0, 1),),
-        "of shape [3, 2, 4], expected [C, count",
-    ),
-    (
-        lambda self, stream, size: (stream.normal(size), stream.normal(5)),
-        "returned array 1 of shape [2, 3, 5]",
-    ),
-]
-
-
-@pytest.mark.parametrize("draw, message", DRAWS)
-def test_draws(draw, message):
-    (error,) = errors(Drawn, settings={"batch_size": 4}, draw=draw)
-    assert message in error
-    if "expected [C" in message:
-        assert "C = 2, count = 3, size = 4" in error
-
-
-def test_samples_of_one_function_of_a_composition():
-    def draw(self, stream, size):
-        return (stream.normal(size, 4),) if stream.of == "g" else stream.normal(size, 4)
-
-    (error,) = errors(Chain, draw=draw, client_data=Composition.client_data)
-    assert "draw() of 'f' must return a tuple" in error
-
-
-HELD = [
-    (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
-    ((torch.ones(5, 4), torch.ones(4)), "at least 1, got shapes [[5, 4], [4]]"),
-    ((torch.ones(0, 4),), "client_data(0) must return columns with the same number of rows, at least 1"),
-    ((torch.tensor(1.0),), "at least 1, got shapes [[]]"),
-]
-
-
-@pytest.mark.parametrize("columns, message", HELD)
-def test_client_data(columns, message):
-    assert message in errors(Both, client_data=lambda self, client: columns)[0]
-
-
-def test_clients_with_different_rows():
-    (error,) = errors(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
-    assert "client_data(1) has columns with rows of shape [[5]]: expected [[4]], as client_data(0)" in error
-
-
-def test_data_and_draws():
-    (error,) = errors(Drawn, client_data=Data.client_data)
-    assert "defines both client_data() and draw()" in error
-    (error,) = errors(
-        Chain, draw=lambda self, stream, size: (stream.normal(size),) if stream.of == "g" else None
-    )
-    assert "defines both client_data() and draw()" in error, "of some samples, too"
-
-
-def test_weights_by_samples_of_generated_samples():
-    (error,) = errors(Drawn, settings={"weights": "samples"})
-    assert 'weights = "samples" needs the number of samples per client' in error
-    check_problem(type("Drawn", (Drawn,), {"client_size": lambda self, client: 1})(), weights="samples")
-    check_problem(Both(), weights="samples")
-
-
-def test_a_convex_part_that_the_method_ignores():
-    class Late(Field):
-        def prepare(self, seed, data_dir=None):
-            self.phi = L1(lam=0.5)
-
-    problem = Late()
-    plain, composite = LSGD(K=2, eta=0.1), LocalDualExtrapolation(K=2, eta=0.1)
-    check_problem(problem, plain)
-    problem.prepare(0)
-    check_problem(problem, composite)
-    with pytest.raises(ContractError, match=r"LSGD would ignore its convex part φ = L1\(lam=0.5\)"):
-        check_problem(problem, plain)
-    assert "a minimax problem has no convex part" in errors(Both, phi=L1())[0]
-
-
-def test_sets_that_the_method_ignores():
-    loose = type("Loose", (LSGD,), {"constrained": False})(K=2, eta=0.1)
-    ball = type("InABall", (Field,), {"sets": Sets(z=Ball())})()
-    check_problem(Field(), loose)
-    check_problem(ball, LSGD(K=2, eta=0.1))
-    with pytest.raises(
-        ContractError, match="Loose would ignore its set of z: it needs a method with constrained"
-    ):
-        check_problem(ball, loose)
-    with pytest.raises(ContractError, match=r"takes the set of z as φ: expected phi = Indicator\(set=...\)"):
-        check_problem(ball, LocalDualExtrapolation(K=2, eta=0.1))
 
 
 VALUES = [
@@ -366,10 +242,131 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("cls, changes, message", VALUES)
-def test_return_values(cls, changes, message):
+def returning(value):
+    """Return a function that returns ``value`` for all arguments."""
+    return lambda *arguments: value
+
+
+INVALID = [
+    *MISSING,
+    *((cls, dict(variables=returning(blocks)), message) for cls, blocks, message in DECLARED),
+    *((Both, dict(initial=returning(start)), message) for start, message in STARTS),
+    *VALUES,
+]
+
+
+@pytest.mark.parametrize("cls, changes, message", INVALID, ids=[message[:60] for *_, message in INVALID])
+def test_invalid_members(cls, changes, message):
     (error,) = errors(cls, **changes)
+    assert error.startswith(cls.__name__) and message in error
+
+
+@pytest.mark.parametrize("network, found", [({"w": (2, 2)}, "(4,)"), ({"W": (2, 2)}, "None")])
+def test_a_network_with_other_parameters(network, found):
+    (error,) = errors(Plain, network=network)
+    (name,) = network
+    assert f"network has '{name}' of shape (2, 2), but in block x of variables() it is {found}" in error
+
+
+def test_a_set_of_an_unknown_block():
+    (error,) = errors(Both, sets=Sets(z=Ball()))
+    assert "sets has a set for 'z', which is not a block" in error and "(options: x, y)" in error
+
+
+DRAWS = [
+    (
+        lambda self, stream, size: stream.normal(size),
+        "a tuple of arrays, (array,) for one, got ndarray",
+    ),
+    (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),
+    (
+        lambda self, stream, size: (stream.normal(size).swapaxes(0, 1),),
+        "of shape [3, 2, 4], expected [C, count",
+    ),
+    (
+        lambda self, stream, size: (stream.normal(size), stream.normal(5)),
+        "returned array 1 of shape [2, 3, 5]",
+    ),
+]
+
+
+@pytest.mark.parametrize("draw, message", DRAWS)
+def test_draws(draw, message):
+    (error,) = errors(Drawn, settings={"batch_size": 4}, draw=draw)
     assert message in error
+    if "expected [C" in message:
+        assert "C = 2, count = 3, size = 4" in error
+
+
+def test_samples_of_one_function_of_a_composition():
+    def draw(self, stream, size):
+        return (stream.normal(size, 4),) if stream.of == "g" else stream.normal(size, 4)
+
+    (error,) = errors(Chain, draw=draw, client_data=Composition.client_data)
+    assert "draw() of 'f' must return a tuple" in error
+
+
+HELD = [
+    (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
+    ((torch.ones(5, 4), torch.ones(4)), "at least 1, got shapes [[5, 4], [4]]"),
+    ((torch.ones(0, 4),), "client_data(0) must return columns with the same number of rows, at least 1"),
+    ((torch.tensor(1.0),), "at least 1, got shapes [[]]"),
+]
+
+
+@pytest.mark.parametrize("columns, message", HELD)
+def test_client_data(columns, message):
+    """Several clients can have errors."""
+    assert message in errors(Both, client_data=returning(columns))[0]
+
+
+def test_clients_with_different_rows():
+    (error,) = errors(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
+    assert "client_data(1) has columns with rows of shape [[5]]: expected [[4]], as client_data(0)" in error
+
+
+def test_data_and_draws():
+    (error,) = errors(Drawn, client_data=Data.client_data)
+    assert "defines both client_data() and draw()" in error
+    (error,) = errors(
+        Chain, draw=lambda self, stream, size: (stream.normal(size),) if stream.of == "g" else None
+    )
+    assert "defines both client_data() and draw()" in error, "of some samples, too"
+
+
+def test_weights_by_samples_of_generated_samples():
+    (error,) = errors(Drawn, settings={"weights": "samples"})
+    assert 'weights = "samples" needs the number of samples per client' in error
+    check_problem(type("Drawn", (Drawn,), {"client_size": lambda self, client: 1})(), weights="samples")
+    check_problem(Both(), weights="samples")
+
+
+def test_a_convex_part_that_the_method_ignores():
+    class Late(Field):
+        def prepare(self, seed, data_dir=None):
+            self.phi = L1(lam=0.5)
+
+    problem = Late()
+    plain, composite = LSGD(K=2, eta=0.1), LocalDualExtrapolation(K=2, eta=0.1)
+    check_problem(problem, plain)
+    problem.prepare(0)
+    check_problem(problem, composite)
+    with pytest.raises(ContractError, match=r"LSGD would ignore its convex part φ = L1\(lam=0.5\)"):
+        check_problem(problem, plain)
+    assert "a minimax problem has no convex part" in errors(Both, phi=L1())[0]
+
+
+def test_sets_that_the_method_ignores():
+    loose = type("Loose", (LSGD,), {"constrained": False})(K=2, eta=0.1)
+    ball = type("InABall", (Field,), {"sets": Sets(z=Ball())})()
+    check_problem(Field(), loose)
+    check_problem(ball, LSGD(K=2, eta=0.1))
+    with pytest.raises(
+        ContractError, match="Loose would ignore its set of z: it needs a method with constrained"
+    ):
+        check_problem(ball, loose)
+    with pytest.raises(ContractError, match=r"takes the set of z as φ: expected phi = Indicator\(set=...\)"):
+        check_problem(ball, LocalDualExtrapolation(K=2, eta=0.1))
 
 
 def test_gradients_without_y_are_one_tensor():

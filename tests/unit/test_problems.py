@@ -5,21 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import oracle_of, prepared
+from oracles import oracle_of, prepared, random_point
 from patches import patches_of
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import build
 from mpifed.data import DATASETS
 from mpifed.problems import PROBLEMS, DeepAUC, Saddle
-
-
-def point(problem, seed=0, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random point near the problem's start."""
-    rng, sizes = np.random.default_rng(seed), problem.variables().sizes
-    first = problem.initial(rng)
-    x, y = (torch.from_numpy(scale * rng.standard_normal(sizes[block])) for block in "xy")
-    return x + first.get("x", 0), y + first.get("y", 0)
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -57,7 +49,7 @@ def test_local_gda_limit_equals_a_long_simulation(centred, q, t_max):
     eta_x, eta_y = 0.005, 0.05
     oracle = oracle_of(problem)
     xi = oracle.sample(number=0)
-    x, y = point(problem)
+    x, y = random_point(problem)
     for _ in range(1000 // q):
         xs, ys = x, y
         for _ in range(q):
@@ -111,7 +103,7 @@ AUC = [
 @pytest.mark.parametrize("options", AUC, ids=lambda options: options["model"])
 def test_auc_loss_agrees_with_the_paper(patches, options):
     problem = prepared(DeepAUC(dataset="patches", clients=2, **options))
-    x, y = point(problem)
+    x, y = random_point(problem)
     oracle = oracle_of(problem, batch_size=5, clients=[1])
     images, positive, *own = (column[0] for column in oracle.sample(number=0).batch)
     if problem.p == "client":
@@ -128,7 +120,7 @@ def test_auc_loss_agrees_with_the_paper(patches, options):
 
 def test_auc_predictions_in_parts():
     problem = prepared(DeepAUC(dataset="digits", model="linear", score="sigmoid"))
-    x, y = point(problem)
+    x, y = random_point(problem)
     named = problem.variables().unflatten("x", x)
     whole = problem.predict(named, {}, slice(0, 359))
     assert whole.dtype == torch.float64 and not whole.requires_grad

@@ -9,11 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 from matplotlib.image import imread
 from runfiles import write
 
-from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.report import report as reports
@@ -49,10 +48,6 @@ def job(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("OUT", str(tmp_path / "run")))
     return path
-
-
-def invoke(*words):
-    return CliRunner().invoke(cli, [str(word) for word in words])
 
 
 def test_names_with_tex_commands_are_drawn_unchanged(tmp_path):
@@ -109,9 +104,8 @@ def test_a_sweep_is_averaged_over_the_seeds(tmp_path):
             config = {"seed": seed, "algorithm": {"gamma": gamma}}
             metrics = dict(error=[1, 1, 1, 1, gamma + seed], auc=[gamma] * 5, maximised=["auc"])
             write(tmp_path / "sweep" / f"seed={seed}" / f"{gamma}", config=config, **metrics)
-    done = invoke("report", tmp_path / "sweep", "--out", tmp_path / "out", "--target", 0.3)
-    assert done.exit_code == 0, done.output
-    words = " ".join(done.output.split())
+    output = output_of("report", tmp_path / "sweep", "--out", tmp_path / "out", "--target", 0.3)
+    words = " ".join(output.split())
     for text in ("4 runs, 2 settings.", "smallest final error", "0.6 ± 0.71"):
         assert text in words
     assert "0.7 ±" not in words
@@ -120,8 +114,8 @@ def test_a_sweep_is_averaged_over_the_seeds(tmp_path):
     assert [(row["algorithm.gamma"], row["reached by"]) for row in rows] == [("0.1", "1"), ("0.2", "1")]
     assert "0.7 ± 0.71" not in (tmp_path / "out" / "table.txt").read_text(encoding="utf-8")
     words = ("--out", tmp_path / "out", "--metric", "auc", "--best", "best")
-    other = invoke("report", tmp_path / "sweep", *words)
-    assert "largest best auc" in " ".join(other.output.split()) and "0.7 ± 0.71" in other.output
+    other = output_of("report", tmp_path / "sweep", *words)
+    assert "largest best auc" in " ".join(other.split()) and "0.7 ± 0.71" in other
 
 
 def test_errors_are_found_before_anything_is_written(tmp_path):
@@ -131,8 +125,7 @@ def test_errors_are_found_before_anything_is_written(tmp_path):
         ([tmp_path / "nowhere"], "no such file"), ([tmp_path / "empty"], "expected a run file run.h5"),
         ([tmp_path / "a", "--metric", "acu"], "did you mean 'auc'"), ([], "Missing argument"),
     ]:  # fmt: skip
-        done = invoke("report", *words, "--out", tmp_path / "out")
-        assert done.exit_code == 2 and message in done.output, done.output
+        assert message in error_of("report", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -144,8 +137,7 @@ def test_runs_without_metrics_and_of_one_row(tmp_path, capsys):
 
 
 def test_a_run_writes_its_report(job, tmp_path):
-    done = invoke("run", job)
-    assert done.exit_code == 0, done.output
+    output_of("run", job)
     assert (tmp_path / "run" / "report.html").exists()
     found, expected = load(tmp_path / "run"), class_counts(Config.load(job))
     np.testing.assert_array_equal(found.class_counts, expected.counts)
@@ -197,6 +189,6 @@ def test_scalars_that_cannot_be_written_do_not_end_the_run(job, tmp_path, capsys
 def test_scalars_without_tensorboardx_are_rejected_before_the_run(job, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.delitem(sys.modules, "tensorboardX.event_file_writer", raising=False)
-    done = invoke("run", job, "run.tensorboard=true")
-    assert "(not installed: tensorboardX): pip install 'mpifed[tensorboard]'" in str(done.exception)
+    output = error_of("run", job, "run.tensorboard=true")
+    assert "(not installed: tensorboardX): pip install 'mpifed[tensorboard]'" in output
     assert not (tmp_path / "run").exists()

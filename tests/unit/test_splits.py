@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import prepared
 
 import mpifed
 from mpifed.core.problem import as_family
@@ -31,11 +32,6 @@ LEARNING = [
     AffineShift, Classification, ClientMixture, DeepAUC, DistributionallyRobust, FairClassification,
     RobustRegression,
 ]  # fmt: skip
-
-
-def prepared(problem, seed=0):
-    problem.prepare(seed)
-    return problem
 
 
 def start(problem):

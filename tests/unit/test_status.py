@@ -12,7 +12,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 from launch import environment
 from processes import wait_until
 from runfiles import decay, write
@@ -20,7 +20,6 @@ from small_job import LIMIT, ROUNDS, command, job
 
 from mpifed import run
 from mpifed.cli import status as command_line
-from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
@@ -33,14 +32,11 @@ STEP = "mpifed.simulation.simulation:Simulation.step"
 
 def lines(*arguments) -> list[list[str]]:
     """Return the printed table as cells."""
-    done = CliRunner().invoke(cli, ["status", *map(str, arguments)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return [line.split("  ") for line in done.output.splitlines()]
+    return [line.split("  ") for line in output_of("status", *arguments).splitlines()]
 
 
 def entries(*arguments) -> list[dict]:
-    done = CliRunner().invoke(cli, ["status", "--json", *map(str, arguments)], catch_exceptions=False)
-    return json.loads(done.output)
+    return json.loads(output_of("status", "--json", *arguments))
 
 
 def content(folder: Path) -> dict:
@@ -233,7 +229,7 @@ def test_the_runs_of_a_sweep(tmp_path, monkeypatch):
         "rounds = 2\nalgorithm = { name = 'FGDA', q = 2 }\nproblem = { name = 'Saddle', clients = 3 }\n"
         "run = { progress = false }\n[sweep]\nseed = [0, 1, 2]\n"
     )
-    assert CliRunner().invoke(cli, ["sweep", "sweep.toml", "--part", "1/2"]).exit_code == 0
+    output_of("sweep", "sweep.toml", "--part", "1/2")
     head, *rows, total = lines()
     assert not rows and total[0] == "runs/sweep/seed=1"
     head, *rows, total = lines("sweep.toml")
@@ -265,8 +261,7 @@ SWEPT = (
 def test_a_job_array_and_its_elements(tmp_path, monkeypatch, killed, many):
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SWEPT if "--parts" in many else SWEPT.partition("[sweep]")[0])
-    launched = CliRunner().invoke(cli, ["launch", "job.toml", "run.out=out", *many, "--no-submit"])
-    assert launched.exit_code == 0, launched.output
+    output_of("launch", "job.toml", "run.out=out", *many, "--no-submit")
     assert lines("out")[-2:] == [["out/job.sbatch, 7 element(s): 7 waiting (0-6)"], ["7 runs: 7 not begun"]]
     for seed in (0, 2, 3):
         write(tmp_path / "out" / f"seed={seed}", auc=decay(0.1))
@@ -297,8 +292,7 @@ def test_a_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
     """Its folder contains only the batch script, which names no elements."""
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SWEPT.partition("[sweep]")[0] + section)
-    launched = CliRunner().invoke(cli, ["launch", "job.toml", "run.out=out", "--no-submit"])
-    assert launched.exit_code == 0, launched.output
+    output_of("launch", "job.toml", "run.out=out", "--no-submit")
     for place in ("out", "."):
         (entry,) = entries(place)
         assert (entry["folder"], entry["state"]) == ("out", "not begun")
@@ -360,8 +354,7 @@ def test_places_without_runs(tmp_path, monkeypatch, place, words):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file").touch()
-    done = CliRunner().invoke(cli, ["status", place])
-    assert done.exit_code == 2 and words in done.output
+    assert words in error_of("status", place)
 
 
 # --follow
@@ -450,8 +443,7 @@ def test_ctrl_c(tmp_path, monkeypatch):
 
     monkeypatch.setattr(command_line, "ACTIVE", ("failed",))
     monkeypatch.setattr(command_line.time, "sleep", interrupt)
-    done = CliRunner().invoke(cli, ["status", str(tmp_path), "--follow"])
-    assert done.exit_code == 0 and done.output.count("\n") == 1
+    assert output_of("status", tmp_path, "--follow").count("\n") == 1
 
 
 def test_a_terminal_is_updated_in_place(tmp_path, shown, monkeypatch):
@@ -499,5 +491,4 @@ def test_a_real_terminal_and_a_dumb_one(tmp_path):
 def test_options_that_exclude_following(tmp_path):
     write(tmp_path / "a")
     for words, said in ((["--json"], "cannot be combined"), (["--interval", "0"], "x>=0.1")):
-        done = CliRunner().invoke(cli, ["status", str(tmp_path), "--follow", *words])
-        assert done.exit_code == 2 and said in done.output
+        assert said in error_of("status", tmp_path, "--follow", *words)

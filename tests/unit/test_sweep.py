@@ -1,10 +1,9 @@
 """Sweeps: combinations, names of runs, finished runs and diverged runs."""
 
 import pytest
-from click.testing import CliRunner
+from commands import output_of
 
 from mpifed.base.errors import ConfigError
-from mpifed.cli.main import cli
 from mpifed.config.grids import MAX_CHARACTERS, expand, folder_names, select_part, variants
 from mpifed.storage.results import load
 
@@ -167,12 +166,9 @@ def test_invalid_parts():
 def test_a_diverged_run_is_finished(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(large=1e30).replace("OUT", str(tmp_path / "runs")))
-    outcome = CliRunner().invoke(cli, ["sweep", str(path)])
-    assert (
-        "8 runs are finished, 0 of them before this command; 2 ended in non-finite values" in outcome.output
-    ), outcome.output
-    outcome = CliRunner().invoke(cli, ["sweep", str(path)])
-    assert "8 runs are finished, 8 of them before this command; 0 ended" in outcome.output, outcome.output
+    first, second = output_of("sweep", path), output_of("sweep", path)
+    assert "8 runs are finished, 0 of them before this command; 2 ended in non-finite values" in first
+    assert "8 runs are finished, 8 of them before this command; 0 ended" in second
     assert "non-finite value" in load(tmp_path / "runs" / "seed=0,FGDA,gamma=1e+30").stopped
-    listed = CliRunner().invoke(cli, ["sweep", str(path), "--list", "--part", "1/4"]).output.split()
+    listed = output_of("sweep", path, "--list", "--part", "1/4").split()
     assert listed == ["seed=0,FGDA,gamma=1e+30", "seed=1,FGDA,gamma=1e+30"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
+from commands import error_of, output_of
 from everything import PROBLEMS, SETTINGS, method
 from runfiles import edited
 from safetensors import safe_open
@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 import mpifed
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
-from mpifed.cli.main import cli
 from mpifed.data import DATASETS
 from mpifed.data.samples import Images
 from mpifed.models import CNN, MLP, MODELS, RNN, Conv4, LeNet5, Linear, ResNet
@@ -102,7 +101,7 @@ def padded(data_dir=None) -> Images:
 def test_exported_weights_predict_the_same_as_the_problem(tmp_path, monkeypatch, name):
     monkeypatch.setitem(DATASETS, "padded", padded)
     result = trained(tmp_path, "DeepAUC", name, dataset="padded", model=LeNet5())
-    assert export(tmp_path / "run", tmp_path / "m.safetensors")[0] == 0
+    export(tmp_path / "run", tmp_path / "m.safetensors")
     problem = mpifed.problems.DeepAUC(dataset="padded", model=LeNet5(), clients=3)
     problem.prepare(0)
     expected = problem.predict(result.parameters["x"], {}, slice(0, problem.test_rows))
@@ -114,14 +113,17 @@ def test_exported_weights_predict_the_same_as_the_problem(tmp_path, monkeypatch,
     assert (found - expected).abs().max() < 1e-6 and expected.std() > 1e-4
 
 
-def export(run, to, *words):
-    done = CliRunner().invoke(cli, ["export", str(run), "--to", str(to), *words])
-    return done.exit_code, done.output + str(done.exception or "")
+def export(run, to, *words) -> str:
+    return output_of("export", run, "--to", to, *words)
+
+
+def refusal(run, to, *words) -> str:
+    return error_of("export", run, "--to", to, *words)
 
 
 def test_exported_files_and_their_metadata(tmp_path):
     result, run, to = trained(tmp_path, "DeepAUC"), tmp_path / "run", tmp_path / "model.safetensors"
-    assert export(run, to) == (0, f"{to}\n")
+    assert export(run, to) == f"{to}\n"
     with safe_open(to, "pt") as file:
         found = json.loads(file.metadata()["mpifed"])
         assert {*file.keys()} == {*result.network}
@@ -130,14 +132,13 @@ def test_exported_files_and_their_metadata(tmp_path):
     assert len(found["config"]) == 64 and found["versions"]["torch"]
     assert found["versions"]["mpifed"] == mpifed.__version__
     before = to.read_bytes()
-    code, output = export(run, to)
-    assert code and "replace it with --overwrite" in output and to.read_bytes() == before
-    assert export(run, to, "--overwrite")[0] == 0 and to.read_bytes() == before
+    assert "replace it with --overwrite" in refusal(run, to) and to.read_bytes() == before
+    export(run, to, "--overwrite")
+    assert to.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp.*"))
     (foreign := tmp_path / "foreign.safetensors").write_bytes(before := b"\x08\0\0\0\0\0\0\0{}      ")
     for options in ((), ("--overwrite",)):
-        code, output = export(run, foreign, *options)
-        assert code and "written" in output and foreign.read_bytes() == before
+        assert "written" in refusal(run, foreign, *options) and foreign.read_bytes() == before
 
 
 def test_export_of_points_that_are_kept(tmp_path):
@@ -149,7 +150,7 @@ def test_export_of_points_that_are_kept(tmp_path):
         for name, values in rounds[1].parameters["x"].items():
             file[f"best/x/{name}"][...] = values
     for options, r in ((["--best"], 1), (["--round", "1"], 1), (["--round", "2"], 2)):
-        assert export(run, to, "--overwrite", *options) == (0, f"{to}\n")
+        assert export(run, to, "--overwrite", *options) == f"{to}\n"
         assert all(torch.equal(v, rounds[r].state_dict()[key]) for key, v in load_file(to).items())
         with safe_open(to, "pt") as file:
             found = json.loads(file.metadata()["mpifed"])
@@ -158,10 +159,9 @@ def test_export_of_points_that_are_kept(tmp_path):
         (["--round", "0"], f"after round 0 is not kept in {run}: expected one of 1, 2, 3 (run.keep is"),
         (["--round", "1", "--best"], "expected --best or --round, got both"),
     ):
-        code, output = export(run, to, "--overwrite", *options)
-        assert code == 2 and message in output
-    code, output = export(tmp_path / "1" / "run", to, "--overwrite", "--best")
-    assert code == 2 and "has no best point: set run.keep_best = METRIC" in output
+        assert message in refusal(run, to, "--overwrite", *options)
+    error = refusal(tmp_path / "1" / "run", to, "--overwrite", "--best")
+    assert "has no best point: set run.keep_best = METRIC" in error
 
 
 def test_errors_of_export(tmp_path):
@@ -174,25 +174,21 @@ def test_errors_of_export(tmp_path):
         (tmp_path, to, f"expected one of the 1 runs below it, e.g. {run}"),
         (tmp_path / "no", to, "there is no run.h5"),
     ):
-        code, output = export(folder, file)
-        assert code and message in output and not list(tmp_path.glob("*.safetensors")), output
+        assert message in refusal(folder, file) and not list(tmp_path.glob("*.safetensors"))
 
 
 def test_export_of_an_unfinished_run_and_of_weights_that_are_not_finite(tmp_path):
     result, run, to = trained(tmp_path, "DeepAUC", every=1), tmp_path / "run", tmp_path / "m.safetensors"
     with edited(run / "run.h5") as file:
         file.attrs.update(stopped="", end="")
-    code, output = export(run, to)
-    assert code == 0 and "has not ended: exporting its weights after round 2 of 2" in output
+    assert "has not ended: exporting its weights after round 2 of 2" in export(run, to)
     assert torch.equal(load_file(to)["fc1.weight"], result.state_dict()["fc1.weight"])
     before = to.read_bytes()
     with edited(run / "run.h5") as file:
         file["final/x/fc1.bias"][...] = np.nan
-    code, output = export(run, to, "--overwrite")
-    assert code and "after round 2 are not finite (fc1.bias): the run has not ended" in output
+    error = refusal(run, to, "--overwrite")
+    assert "after round 2 are not finite (fc1.bias): the run has not ended" in error
     (run / "run.h5").unlink()
-    code, output = export(run, to, "--overwrite")
-    assert (
-        code == 2 and f"has checkpoints but no run.h5: continue the run with `mpifed resume {run}`" in output
-    )
+    error = refusal(run, to, "--overwrite")
+    assert f"has checkpoints but no run.h5: continue the run with `mpifed resume {run}`" in error
     assert to.read_bytes() == before

@@ -5,10 +5,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import error_of, invoke, output_of
 
 from mpifed.base.errors import ConfigError
-from mpifed.cli.main import cli
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
@@ -61,16 +60,6 @@ def job(tmp_path):
     return path
 
 
-def call(*words, code=0) -> str:
-    """Return the output of a command; with code 2, including its error."""
-    outcome = CliRunner().invoke(cli, [*map(str, words)])
-    if code == 2:
-        assert isinstance(outcome.exception, ValueError | RuntimeError | SystemExit), outcome.exception
-        return f"{outcome.output}{outcome.exception}"
-    assert outcome.exit_code == code, (outcome.output, outcome.exception)
-    return outcome.output
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder and the results of an uninterrupted search."""
@@ -108,7 +97,7 @@ def test_budgets_proportional_to_the_open_settings(job):
     change = ["tune.budget='proportional'"]
     plans = tuner.plan(tuning(job, change), SerialComm())
     assert [one.budget for one in plans] == [2 * 3 * 2 * 24, 3 * 2 * 24, 2 * 3 * 3 * 24, 3 * 3 * 24]
-    printed = CliRunner().invoke(cli, ["tune", str(job), "--list", *change, "tune.min_rounds=3"]).output
+    printed = output_of("tune", job, "--list", *change, "tune.min_rounds=3")
     assert "times its number of searched settings / the least number; runs of 3 / 6 rounds" in " ".join(
         printed.split()
     )
@@ -137,13 +126,13 @@ def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_pat
 
 def test_report_and_status_of_the_folder(whole, tmp_path):
     folder, _ = whole
-    assert "FGDA" in call("report", folder / "out", "--out", tmp_path / "report")
-    methods, trials = call("status", folder / "out"), call("status", folder / "out", "--trials")
+    assert "FGDA" in output_of("report", folder / "out", "--out", tmp_path / "report")
+    methods, trials = output_of("status", folder / "out"), output_of("status", folder / "out", "--trials")
     assert methods.count(" trials: ") == 4 and methods.endswith("4 runs: 4 finished\n")
     assert f"error {whole[1][0].value:.4g}" in methods and "seed=" not in methods
     assert trials.count("seed=") == len(list(folder.rglob("trials/**/run.h5")))
-    assert "has a [tune]" in call("status", folder / "job.toml", code=2)
-    assert "`mpifed tune JOB` continues it" in call("resume", folder / "out", code=2)
+    assert "has a [tune]" in error_of("status", folder / "job.toml")
+    assert "`mpifed tune JOB` continues it" in error_of("resume", folder / "out")
 
 
 @pytest.mark.parametrize("after", [1, 7])
@@ -159,10 +148,10 @@ def test_an_interrupted_search_has_the_same_result(whole, job, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(tuner, "run_trial", interrupted)
-        call("tune", "-q", job, code=85)
+        assert invoke("tune", "-q", job).exit_code == 85
     begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
     assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
-    text = call("tune", job)
+    text = output_of("tune", job)
     assert "LocalSGDA" in text and "best.toml" in text
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
@@ -179,28 +168,28 @@ def test_a_search_killed_within_a_later_rung_has_the_same_result(whole, job, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "_round", dies)
-        call("tune", "-q", job, "run.checkpoint_every=1", code=85)
+        assert invoke("tune", "-q", job, "run.checkpoint_every=1").exit_code == 85
     left = [load(path) for path in find_runs([tmp_path / "out"])]
     assert any(run.end is None and run.costs["round"][-1] == 5 for run in left)
-    call("tune", "-q", job, "run.checkpoint_every=1")
+    output_of("tune", "-q", job, "run.checkpoint_every=1")
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
 
 
 def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_path, monkeypatch):
     for part in range(3):
-        assert "Unfinished" in (tmp_path / "out/best.toml").read_text() if part else True
-        call("tune", "-q", job, "--part", f"{part}/3")
+        assert not part or "Unfinished" in (tmp_path / "out/best.toml").read_text()
+        output_of("tune", "-q", job, "--part", f"{part}/3")
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     monkeypatch.setattr(tuner, "run_trial", lambda *_: pytest.fail("a run of a search that is done"))
-    printed = call("tune", job)
+    printed = output_of("tune", job)
     assert "not done yet" not in printed and f"{whole[1][0].value:.5g}" in printed
-    assert "--part: expected I/N" in call("tune", job, "--part", "3/3", code=2)
+    assert "--part: expected I/N" in error_of("tune", job, "--part", "3/3")
     with pytest.raises(pytest.fail.Exception, match="a run of a search that is done"):
         tuner.tune(tuning(job, ["run.overwrite=true"]), SerialComm())
 
 
 def test_a_changed_job_is_searched_again(whole, job, tmp_path):
-    call("tune", "-q", job, "--part", "0/4")
+    output_of("tune", "-q", job, "--part", "0/4")
     config = tuning(job, ["oracle.noise.scale=0.2"])
     with pytest.raises(
         CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this job"
@@ -213,14 +202,14 @@ def test_a_changed_job_is_searched_again(whole, job, tmp_path):
 def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(job, tmp_path):
     """The files are the same as in a new folder."""
     more = ["tune.runs=8"]
-    assert call("tune", job, "--part", "0/4").count("not done yet") == 3
-    call("tune", "-q", job, "--part", "0/4", *more)
-    call("tune", "-q", job, "--part", "0/4", *more, f"run.out={tmp_path / 'alone'}")
+    assert output_of("tune", job, "--part", "0/4").count("not done yet") == 3
+    output_of("tune", "-q", job, "--part", "0/4", *more)
+    output_of("tune", "-q", job, "--part", "0/4", *more, f"run.out={tmp_path / 'alone'}")
     assert (tmp_path / "out/tried.csv").read_bytes() == (tmp_path / "alone/tried.csv").read_bytes()
 
 
 def test_the_option_list_runs_nothing(job, tmp_path):
-    text = call("tune", job, "--list")
+    text = output_of("tune", job, "--list")
     assert "0.001 to 0.5" in text and "one of 0.1, 0.5" in text and "3 runs" in text and "clients=3" in text
     assert "metric: error" in text and not (tmp_path / "out").exists()
 
@@ -228,8 +217,8 @@ def test_the_option_list_runs_nothing(job, tmp_path):
 def test_run_and_sweep_refer_to_tune(job):
     with pytest.raises(ConfigError, match="start it with `mpifed tune`"):
         Config.load(job)
-    assert "start it with `mpifed tune`" in call("sweep", job, code=2)
-    assert "[[tune.methods]]" in call("tune", "jobs/saddle.toml", code=2)
+    assert "start it with `mpifed tune`" in error_of("sweep", job)
+    assert "[[tune.methods]]" in error_of("tune", "jobs/saddle.toml")
 
 
 PLANTED = """
@@ -297,11 +286,11 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
         q = 2
         """
     )
-    text = call("tune", job, code=2)
-    assert text == call("tune", job, "--list", code=2)
+    text = error_of("tune", job)
+    assert text == error_of("tune", job, "--list")
     assert "auc is a metric of the test data" in text and "set problem.validation" in text
     assert not (tmp_path / "out").exists()
-    text = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
+    text = error_of("tune", job, "problem.validation=0.2", "tune.metric=acu")
     assert "no metric 'acu': did you mean 'auc'" in text
     known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], ["auc"])
     assert (

@@ -5,12 +5,11 @@ import os
 import shutil
 
 import pytest
-from click.testing import CliRunner
+from commands import error_of, output_of
 from runfiles import write
 
 from mpifed import resume, run
 from mpifed.base.errors import ConfigError
-from mpifed.cli.main import cli
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError
 from mpifed.storage.files import HISTORY_MAGIC, MARKER, REPORT_FILES
@@ -44,10 +43,6 @@ def job(tmp_path):
 def out(tmp_path):
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
-
-
-def invoke(*words):
-    return CliRunner().invoke(cli, [str(word) for word in words])
 
 
 def contents(folder) -> dict[str, bytes]:
@@ -125,9 +120,8 @@ def test_foreign_files_are_reported_before_the_run(job, out, name, kind):
     (out / "empty").touch()
     TYPES[kind](out / name)
     before, listed = contents(out) if kind != "pipe" else {}, os.listdir(out)
-    done = invoke("run", job, "run.overwrite=true")
-    assert f"{out / name} is {description(kind)}" in str(done.exception), done.output
-    assert isinstance(done.exception, CollectiveError) and "move it away" in str(done.exception)
+    error = error_of("run", job, "run.overwrite=true")
+    assert f"{out / name} is {description(kind)}" in error and "move it away" in error
     assert os.listdir(out) == listed and (not before or contents(out) == before)
 
 
@@ -136,29 +130,25 @@ def test_sweep_does_not_wait_for_a_pipe(job, out):
     (out / "seed=0").mkdir()
     os.mkfifo(out / "seed=0" / "run.h5")
     os.mkfifo(out / "seed=0" / "checkpoint-00000007.h5")
-    done = invoke("sweep", job)
-    assert "is a file that mpifed has not written and would be" in str(done.exception), done.output
+    assert "is a file that mpifed has not written and would be" in error_of("sweep", job)
 
 
 def test_report_replaces_only_its_own_files(tmp_path):
     runs = write(tmp_path / "a", auc=[0.5] * 5), write(tmp_path / "b", auc=[0.4] * 5)
     for _ in range(2):
-        done = invoke("report", *runs, "--out", tmp_path / "report")
-        assert done.exit_code == 0, done.output
+        output_of("report", *runs, "--out", tmp_path / "report")
     assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES, MARKER}
     for name in REPORT_FILES:
         out = tmp_path / f"out of {name}"
         out.mkdir()
         (out / name).write_text("name,value\nmine,1\n")
-        done = invoke("report", *runs, "--out", out)
-        assert done.exit_code == 2 and f"{out / name} is a file that mpifed has not" in done.output
+        assert f"{out / name} is a file that mpifed has not" in error_of("report", *runs, "--out", out)
         assert contents(out) == {name: b"name,value\nmine,1\n"}
 
 
 def test_report_that_cannot_be_written(job, out, monkeypatch):
     monkeypatch.setattr("mpifed.report.report.curves", lambda *_: (out / "no" / "where").touch())
-    done = invoke("run", job)
-    assert done.exit_code == 2 and "but its report could not be written" in done.output
+    assert "but its report could not be written" in error_of("run", job)
     assert (out / "run.h5").exists() and not list(out.glob("*.tmp.*"))
 
 
@@ -188,8 +178,8 @@ def test_unusual_folder_names(job, tmp_path):
         shutil.rmtree(tmp_path / "a")
     (tmp_path / "loop").symlink_to("loop")
     for name, reason in (("n" * 256, "File name too long"), ("loop", ""), ("loop/run", "Too many levels of")):
-        error = str(invoke("run", job, f"run.out={tmp_path / name}").exception)
-        assert error.startswith("cannot write to run.out = ") and reason in error
+        error = error_of("run", job, f"run.out={tmp_path / name}")
+        assert "cannot write to run.out = " in error and reason in error
     with pytest.raises(ConfigError, match="without NUL characters"):
         run(job, overrides=['run.out="a\\u0000b"'])
 
@@ -205,8 +195,7 @@ def working_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def draw(out):
-    return invoke("info", "job.toml", "--out", out)
+DRAW = ("info", "job.toml", "--out")
 
 
 @pytest.mark.parametrize("kind", ["text", "other PNG", "link", "link to nothing", "pipe"])
@@ -214,9 +203,8 @@ def test_figure_does_not_replace_files_of_the_user(working_folder, kind):
     (working_folder / "target").write_text("the target of a link")
     TYPES[kind](working_folder / FIGURE)
     before = os.lstat(working_folder / FIGURE)
-    done = draw(FIGURE)
-    assert isinstance(done.exception, ConfigError | CollectiveError), done.output
-    assert f"{FIGURE} is {description(kind)} and would be replaced: move it away" in str(done.exception)
+    error = error_of(*DRAW, FIGURE)
+    assert f"{FIGURE} is {description(kind)} and would be replaced: move it away" in error
     after = os.lstat(working_folder / FIGURE)
     unchanged = ("st_ino", "st_size", "st_mtime_ns")
     assert all(getattr(before, name) == getattr(after, name) for name in unchanged)
@@ -227,11 +215,11 @@ def test_figure_does_not_replace_files_of_the_user(working_folder, kind):
 def test_figure_replaces_figures_and_empty_files(working_folder):
     (working_folder / FIGURE).touch()
     for _ in range(2):
-        done = draw(FIGURE)
-        assert done.exit_code == 0, done.exception
+        output_of(*DRAW, FIGURE)
         assert os.path.getsize(FIGURE) > 50
         os.utime(FIGURE, (0, 0))
-    assert draw(FIGURE).exit_code == 0 and os.path.getmtime(FIGURE) > 0
+    output_of(*DRAW, FIGURE)
+    assert os.path.getmtime(FIGURE) > 0
     assert not list(working_folder.glob("*.tmp.*"))
 
 
@@ -241,14 +229,11 @@ def test_figure_that_cannot_be_written(working_folder, monkeypatch):
         patches.setattr(
             "mpifed.report.client_samples.class_counts", lambda *_: pytest.fail("it was computed")
         )
-        done = draw("none/file")
-        assert "cannot write none/file: there is no folder none" in str(done.exception), done.output
+        assert "cannot write none/file: there is no folder none" in error_of(*DRAW, "none/file")
 
     def full(path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("mpifed.storage.files.sync", full)
-    done = draw(FIGURE)
-    assert isinstance(done.exception, ConfigError), done.output
-    assert str(done.exception) == f"cannot write {FIGURE}: No space left on device"
+    assert f"cannot write {FIGURE}: No space left on device" in error_of(*DRAW, FIGURE)
     assert not (working_folder / FIGURE).exists() and not list(working_folder.glob("*.tmp.*"))
