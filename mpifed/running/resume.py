@@ -298,7 +298,8 @@ def _settings_in_header(saved: Snapshot) -> dict:
 
 def _with_group(settings: dict, group: int | str | None) -> dict:
     """Replace ``group = "auto"`` in stored settings by the group size that the run has chosen."""
-    return settings | {"run": settings["run"] | ({"group": group} if group else {})}
+    automatic = settings["run"].get("group", "auto") == "auto"
+    return settings | {"run": settings["run"] | ({"group": group} if group and automatic else {})}
 
 
 def _differences(old: dict, new: dict) -> list[str]:

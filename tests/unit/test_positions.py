@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from launch import launch
 from torch import nn
 
-from mpifed import Blocks, Config, Minimisation
+from mpifed import Blocks, Config, Minimisation, resume, run
 from mpifed.algorithms import FedAvg
 from mpifed.core.autodiff import ELEMENTWISE, Gradients, position_independent, vectorised
 from mpifed.parallel import devices
@@ -273,6 +273,15 @@ def test_clients_are_looped_over_if_results_depend_on_the_position(hidden, analy
     assert (choice.group == 1) == depends and (POSITION in choice.note) == depends
     fused = job(Logistic(hidden=hidden, analytic=analytic), group=4, reduction="fused")
     assert Simulation.from_settings(fused, COMM).rounds.choice.group == 4
+
+
+def test_a_run_that_loops_over_clients_instead_of_groups_is_continued(tmp_path):
+    """The group of the job is compared with the stored run and its checkpoints, not the loop."""
+    settings = job(Logistic(), folder=tmp_path / "run", group="all", checkpoint_every=1)
+    ended = run(settings, COMM)
+    assert torch.equal(run(settings, COMM).point["x"], ended.point["x"])
+    assert run(settings.model_copy(update={"rounds": 3}), COMM).costs["round"][-1] == 3
+    assert resume(tmp_path / "run", ["rounds=4"], COMM).costs["round"][-1] == 4
 
 
 @DTYPES
