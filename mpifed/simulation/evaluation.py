@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
-from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors, same_on_all_ranks
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.settings import SimulationSettings
@@ -217,7 +218,8 @@ class Evaluator:
 
         ``point_of`` returns the evaluated point of the client at a position of this rank.
 
-        Each client is evaluated by the rank that hosts it, so the number of ranks changes no value.
+        Each client is evaluated by the rank that hosts it, so the number of ranks changes no value. A metric
+        that a client does not return is NaN.
         """
         assert self.placement is not None
         with collective_errors(self.comm, ValueError):
@@ -226,13 +228,21 @@ class Evaluator:
                 problem, point = self.problem.tested_on(client), point_of(position)
                 scores = _scores(problem, point, 0, problem.test_rows)
                 by_client[client] = self._values(problem, point, scores, r, client)
-        names = json.dumps([*by_client[0]]) if 0 in by_client else None
-        columns = json.loads(broadcast_text(self.comm, names, int(self.placement.rank_of[0])))
+        columns = self._union(dict.fromkeys(name for values in by_client.values() for name in values))
         table = np.zeros((self.placement.clients, len(columns)))
         for client, values in by_client.items():
             table[client] = [values.get(name, np.nan) for name in columns]
         self.comm.allreduce_(table)  # all other ranks add 0 to a client's row
         return dict(zip(columns, table.T))
+
+    def _union(self, names: Iterable[str]) -> list[str]:
+        """Return the names of all ranks, which are sorted if ranks have different names. Collective."""
+        text = json.dumps([*names])
+        if same_on_all_ranks(self.comm, text):
+            return json.loads(text)
+        return sorted(
+            {*chain(*(json.loads(broadcast_text(self.comm, text, k)) for k in range(self.comm.size)))}
+        )
 
     def _values(
         self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int
@@ -311,10 +321,11 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
 
 def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> Details:
     """Return the confusion matrix of the problem's held-out samples."""
-    labels = problem.test_labels()
-    if labels is None or predictions is None:
-        return Details()
-    scores = problem.class_scores(predictions)
+    with user_code_errors(f"{type(problem).__name__}.class_scores"):
+        labels = problem.test_labels()
+        if labels is None or predictions is None:
+            return Details()
+        scores = problem.class_scores(predictions)
     if scores.dim() != 2 or not torch.isfinite(scores).all():
         return Details()
     K = scores.shape[1]

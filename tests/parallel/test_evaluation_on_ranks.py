@@ -103,6 +103,21 @@ def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
         found(config, comm)
 
 
+def test_a_metric_of_one_client_is_nan_for_the_others(comm):
+    problem = job("plain", partition={"name": "quantity", "alpha": 0.5}).problem
+    problem.prepare(0)
+    sizes = [problem.client_size(client) for client in range(5)]
+
+    def rare(scores, labels):
+        return {"rows": 0.0} | ({"rare": 1.0} if len(labels) == sizes[4] else {})
+
+    config = job("plain", metrics=(rare,), partition={"name": "quantity", "alpha": 0.5})
+    _, details = found(config, comm)
+    if comm.rank == 0:
+        np.testing.assert_array_equal(details.clients["rare"], [np.nan] * 4 + [1.0])
+        assert len(set(sizes)) == 5 and not np.isnan(details.clients["rows"]).any()
+
+
 def test_patience_ends_all_ranks_after_the_same_round(comm, out):
     """The accuracy cannot improve by 2: the evaluations of rounds 2 and 4 are without an improvement."""
     config = fair(LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), out, keep_best="mean_accuracy")
