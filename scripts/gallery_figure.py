@@ -76,7 +76,9 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
             cell.plot(across, line, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)
     for number, one in enumerate(shown):
         (name,) = with_finite_counts([one.setting], [one.name], [found.metric])
-        draw_setting(cell, one.setting, found.metric, axis, number, scale == "log", size, label=name)
+        draw_setting(
+            cell, one.setting, found.metric, axis, number=number, log=scale == "log", size=size, label=name
+        )
     cell.axhline(found.level, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.6)
     cell.set_yscale(scale)
     cell.set_ylim(low, high)

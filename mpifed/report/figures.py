@@ -210,7 +210,7 @@ def draw(cell: Axes, settings: Sequence[Setting], metric: str, axis: Axis, marke
     size, log = axis.scale(settings)[0], scales(settings, metric)[0] == "log"
     for number, setting in enumerate(settings):
         if metric in setting.metrics and axis.suits(setting):
-            draw_setting(cell, setting, metric, axis, number, log, size, marked)
+            draw_setting(cell, setting, metric, axis, number=number, log=log, size=size, marked=marked)
             draw_bound(cell, setting, metric, number)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
@@ -224,6 +224,7 @@ def draw_setting(
     setting: Setting,
     metric: str,
     axis: Axis,
+    *,
     number: int,
     log: bool,
     size: float = 1.0,
@@ -237,7 +238,8 @@ def draw_setting(
         (axis.costs(run, run.metric_rounds) / size, run.metrics[metric], run not in finite)
         for run in setting.runs
     ]
-    draw_summary(cell, across, curve, seeds, number, log, f"seeds of {setting.name}", marked, label)
+    name = f"seeds of {setting.name}"
+    draw_summary(cell, across, curve, seeds, number=number, log=log, name=name, marked=marked, label=label)
 
 
 def draw_bound(cell: Axes, setting: Setting, metric: str, number: int, label: str | None = None) -> None:
@@ -251,6 +253,7 @@ def draw_summary(
     across: np.ndarray,
     curve: Curve,
     seeds: Sequence[tuple[np.ndarray, np.ndarray, bool]],
+    *,
     number: int,
     log: bool,
     name: str,
@@ -469,7 +472,7 @@ def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, 
     count = f" ({len(finite)} of {len(runs)} finite)" if any(diverged) else ""
     number, log = settings.get_loc(setting), ax.get_yscale() == "log"
     label = escape_mathtext(f"{setting}{count}")
-    draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)
+    draw_summary(ax, across, curve, seeds, number=number, log=log, name=f"_seeds of {setting}", label=label)
 
 
 def _rows(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:

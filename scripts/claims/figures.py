@@ -101,7 +101,7 @@ def draw_cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[
     scale = scales(settings, metric)[0]
     for one in settings:
         (label,), number = with_finite_counts([one], [one.name], [metric]), methods.index(one.name)
-        draw_setting(cell, one, metric, AXES[0], number, scale == "log", label=label)
+        draw_setting(cell, one, metric, AXES[0], number=number, log=scale == "log", label=label)
         draw_bound(cell, one, metric, number, f"bound of {one.name}")
     set_scale(cell, settings, metric, scale)
     cell.set_ylabel(metric)
