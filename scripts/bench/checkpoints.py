@@ -65,7 +65,7 @@ def measure(recorded: int, out: Path) -> dict:
         costs[:, 0] = np.arange(recorded + 1)
         recorder.gather()
         recorder.restore(
-            {"metrics": names}, {"costs": costs, "metrics": costs[::ROUNDS, : len(names)].T.copy()}
+            {"metrics": names}, {"costs": costs, "metrics": costs[::ROUNDS, : len(names)].T.copy()}, None
         )
         simulation.round = recorded
 
