@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""CPU time of a round relative to a bare loop: python scripts/bench/fedavg.py [--workloads ...] [--json FILE]
+"""CPU time of a round relative to a bare loop: python scripts/bench/fedavg.py [--workloads ...]
+[--groups ...] [--run KEY=VALUE ...] [--json FILE]
 
 FedAvg, and Local-SGDA on the saddle, in one process with one thread. The bare loop is the fastest loop over
 clients in plain torch: parameters and gradients are views of flat vectors, ``backward`` adds to the
 gradients, the update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a round are sampled at once. It is
-compared with mpifed with ``run.group = 1``, which also loops over clients, and with the default ``auto``.
+compared with mpifed with ``run.group = 1``, which also loops over clients, and with the default ``auto``, or
+with the values of ``--groups``. ``--run`` changes other settings of the section ``run``.
 
 All of them take turns, so other processes slow down neighbouring blocks equally. ``ratio`` is the median of
 the ratios of neighbouring blocks.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from launching import processor, started, write_json
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
 from mpifed.cli.output import quiet_broken_pipe
+from mpifed.config.tables import parse_value
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
 from mpifed.parallel.comm import SerialComm
@@ -95,7 +99,7 @@ WORKLOADS = {
 }
 
 
-def simulation(workload: Workload, group: int | str) -> Simulation:
+def simulation(workload: Workload, run: dict) -> Simulation:
     """Return a simulation after its first rounds."""
     saddle = isinstance(workload.problem, Saddle)
     config = Config(
@@ -105,7 +109,7 @@ def simulation(workload: Workload, group: int | str) -> Simulation:
         problem=workload.problem,
         oracle={"batch_size": workload.batch},
         rounds=1000,
-        run={"device": "cpu", "dtype": "float32", "group": group, "reduction": "fused"},
+        run={"device": "cpu", "dtype": "float32", "reduction": "fused"} | run,
     )
     return started(config, SerialComm())
 
@@ -167,10 +171,11 @@ class Bare:
         self.shared = self.total / len(self.data)
 
 
-def measure(workload: Workload, seconds: float) -> list[dict]:
+def measure(workload: Workload, groups: Sequence[int | str], run: dict, seconds: float) -> list[dict]:
     """Return a row for each value of ``run.group``, measured for about ``seconds`` seconds."""
-    made = {group: simulation(workload, group) for group in workload.groups}
-    rounds = {"bare": Bare(made[1], workload).round} | {group: one.step for group, one in made.items()}
+    made = {group: simulation(workload, run | {"group": group}) for group in groups}
+    bare = Bare(made[groups[0]], workload)
+    rounds = {"bare": bare.round} | {group: one.step for group, one in made.items()}
     times: dict[int | str, list[float]] = {name: [] for name in rounds}
     order, until = list(rounds), time.monotonic() + seconds
     while time.monotonic() < until or len(times["bare"]) < 6:
@@ -180,10 +185,10 @@ def measure(workload: Workload, seconds: float) -> list[dict]:
                 rounds[name]()
             times[name].append((time.process_time() - began) / workload.rounds)
         order.reverse()
-    bare = times.pop("bare")[1:]  # the first block warms caches
+    loop = times.pop("bare")[1:]  # the first block warms caches
     return [
         {"group": group, "stepped": made[group].rounds.choice.group}
-        | floor.summary(own[1:], bare, ("package", "bare"))
+        | floor.summary(own[1:], loop, ("package", "bare"))
         for group, own in times.items()
     ]
 
@@ -191,18 +196,28 @@ def measure(workload: Workload, seconds: float) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--groups", nargs="+", type=parse_value, help="values of run.group (default: 1 auto)")
+    parser.add_argument(
+        "--run",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="other settings of [run], such as compile=default",
+    )
     parser.add_argument(
         "--seconds", type=float, default=25.0, help="duration of the measurement per workload"
     )
     parser.add_argument("--json", type=Path, help="output file of the rows and the machine")
     options = parser.parse_args()
+    run = {key: parse_value(value) for key, value in (one.split("=", 1) for one in options.run)}
     torch.set_num_threads(1)
     keep_freed_memory()
     rows = []
     heads = f"{'group':<5} {'stepped':>7} {'package ms':>11} {'bare ms':>9} {'ratio':>7}"
     print(f"{processor()}, {os.cpu_count()} cores\n{'workload':<20} {heads}  quartiles")
     for name in options.workloads:
-        for row in measure(WORKLOADS[name], options.seconds):
+        workload = WORKLOADS[name]
+        for row in measure(workload, options.groups or workload.groups, run, options.seconds):
             low, high = row["ratio_quartiles"]
             print(
                 f"{name:<20} {row['group']:<5} {row['stepped']:>7} {row['package_ms']:>11.3f} "
