@@ -228,7 +228,9 @@ class Evaluator:
                 problem, point = self.problem.tested_on(client), point_of(position)
                 scores = _scores(problem, point, 0, problem.test_rows)
                 by_client[client] = self._values(problem, point, scores, r, client)
-        columns = self._union(dict.fromkeys(name for values in by_client.values() for name in values))
+        names = json.dumps([*by_client[0]]) if 0 in by_client else None
+        columns = json.loads(broadcast_text(self.comm, names, int(self.placement.rank_of[0])))
+        columns += self._union({*chain(*by_client.values())}.difference(columns))
         table = np.zeros((self.placement.clients, len(columns)))
         for client, values in by_client.items():
             table[client] = [values.get(name, np.nan) for name in columns]
@@ -236,13 +238,12 @@ class Evaluator:
         return dict(zip(columns, table.T))
 
     def _union(self, names: Iterable[str]) -> list[str]:
-        """Return the names of all ranks, which are sorted if ranks have different names. Collective."""
-        text = json.dumps([*names])
-        if same_on_all_ranks(self.comm, text):
+        """Return the names of all ranks, sorted. Collective."""
+        text = json.dumps(sorted(names))
+        if same_on_all_ranks(self.comm, text):  # nearly always: each rank has none
             return json.loads(text)
-        return sorted(
-            {*chain(*(json.loads(broadcast_text(self.comm, text, k)) for k in range(self.comm.size)))}
-        )
+        texts = [broadcast_text(self.comm, text, rank) for rank in range(self.comm.size)]
+        return sorted({*chain(*map(json.loads, texts))})
 
     def _values(
         self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int

@@ -174,8 +174,8 @@ class Bare:
 def measure(workload: Workload, groups: Sequence[int | str], run: dict, seconds: float) -> list[dict]:
     """Return a row for each value of ``run.group``, measured for about ``seconds`` seconds."""
     made = {group: simulation(workload, run | {"group": group}) for group in groups}
-    bare = Bare(made[groups[0]], workload)
-    rounds = {"bare": bare.round} | {group: one.step for group, one in made.items()}
+    rounds = {"bare": Bare(made[groups[0]], workload).round}
+    rounds |= {group: one.step for group, one in made.items()}
     times: dict[int | str, list[float]] = {name: [] for name in rounds}
     order, until = list(rounds), time.monotonic() + seconds
     while time.monotonic() < until or len(times["bare"]) < 6:
@@ -185,10 +185,10 @@ def measure(workload: Workload, groups: Sequence[int | str], run: dict, seconds:
                 rounds[name]()
             times[name].append((time.process_time() - began) / workload.rounds)
         order.reverse()
-    loop = times.pop("bare")[1:]  # the first block warms caches
+    bare = times.pop("bare")[1:]  # the first block warms caches
     return [
         {"group": group, "stepped": made[group].rounds.choice.group}
-        | floor.summary(own[1:], loop, ("package", "bare"))
+        | floor.summary(own[1:], bare, ("package", "bare"))
         for group, own in times.items()
     ]
 
