@@ -29,7 +29,7 @@ from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 
-__all__ = ["FedNest", "LFedNest"]
+__all__ = ["FedNest", "LFedNest", "in_sequence"]
 
 Form = Literal["svrg", "sgd"]
 
