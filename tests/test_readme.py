@@ -122,7 +122,7 @@ def test_every_job_file_is_valid():
 def test_scripts_and_files_of_the_pages_exist():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for path in re.findall(r"(?:scripts|jobs|tests|mpifed)/[\w/.]*\w", text):
+        for path in re.findall(r"(?:scripts|jobs|tests|mpifed)/[\w/.-]*\w", text):
             assert (ROOT / path).exists(), (page.name, path)
         for script in re.findall(r"^scripts/\S+", text, re.M):
             assert shutil.which(ROOT / script), (page.name, script)
