@@ -3,15 +3,16 @@
 With ``run.group = "auto"`` the choice depends on the job alone, not on timings, the number of ranks or the
 placement, because the loop and vectorised clients give different bits. Clients are vectorised if
 
-* the cohort has at least :data:`MEMBERS` members (a rank that hosts only one member steps it with a copy);
-* :data:`LEAST` clients have at most :data:`CACHE` parameters together;
+* the cohort has at least as many members as the first number of :data:`AUTOGRAD` or :data:`ANALYTIC` (a rank
+  that hosts only one member steps it with a copy);
+* :data:`LEAST` clients have at most as many parameters together as the second number;
 * the problem has no convolutions (parameters with three or more axes), which gain nothing;
 * full batches have the same size on all clients, and ``torch.func.vmap`` can map the problem's functions,
   as tested by one evaluation of two clients;
 * under ``exact``, a client's results do not depend on its position in a group, which depends on the number
   of ranks: the results of the job's functions are compared at several positions before the first round.
 
-A group has as many clients as have at most ``CACHE`` parameters together. The size of groups of two or more
+A group has as many clients as have at most that many parameters together. The size of groups of two or more
 changes no bits: a resumed run keeps the loop or vectorised clients, and its ranks choose their own sizes.
 
 For large models, vectorised clients take about as long as the loop, depending on the processor. So the rule
@@ -19,7 +20,7 @@ vectorises clients only where this saves a large part of the time (docs/performa
 
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
 the launches: a cohort of two is enough, convolutions are vectorised, too, and the limit of a group is
-:data:`GPU_PARAMETERS`. Before the first round a group is evaluated once; while that exceeds the memory of a
+:data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a
 GPU, the size of the group is halved. This rule counts launches; it has not been measured on a GPU.
 """
 
@@ -46,14 +47,21 @@ __all__ = ["Choice", "Group", "choose_group", "expect_evaluated", "reason_for_lo
 
 Group = int | Literal["all"]
 
-#: Minimum size of a cohort whose clients are vectorised: for losses differentiated by autograd, and for
-#: analytic gradients, for which the loop has less overhead.
-MEMBERS, MEMBERS_ANALYTIC = 32, 8
-#: Maximum number of parameters of a group (1 MiB of float32, the L2 cache of a core), and the number of
-#: clients that it must be sufficient for.
-CACHE, LEAST = 2**18, 8
-#: Maximum number of parameters of a group on a GPU (256 MiB of float32).
-GPU_PARAMETERS = 2**26
+
+class Limits(NamedTuple):
+    """The minimum size of a cohort whose clients are vectorised, and the maximum parameters of a group."""
+
+    members: int
+    parameters: int
+
+
+#: For losses differentiated by autograd, 1 MiB of float32, and for analytic gradients: these take a few
+#: operations, limited by the cache, so the loop has less overhead and large groups can be slower.
+AUTOGRAD, ANALYTIC = Limits(32, 2**18), Limits(8, 2**17)
+#: On a GPU: 256 MiB of float32.
+GPU = Limits(2, 2**26)
+#: Number of clients for which the parameters of a group must be sufficient.
+LEAST = 8
 #: Beginning of the error of a GPU without enough memory.
 OUT_OF_MEMORY = "OutOfMemoryError"
 #: Logged if vectorised clients would violate the reproducibility guarantee of ``exact``.
@@ -140,7 +148,7 @@ def choose_group(
     if not auto:
         return Choice(group)
     members = max(2, min(max(placement.counts), config.participation.expected_reports(problem.clients)))
-    size = max(2, min(members, (GPU_PARAMETERS if on_gpu else CACHE) // _parameters(problem)))
+    size = max(2, min(members, _limits(problem, on_gpu).parameters // _parameters(problem)))
     while on_gpu and size > 2 and _evaluation_error(oracle, point, size, comm).startswith(OUT_OF_MEMORY):
         size = -(-size // 2)
     sampler.begin_round(0)
@@ -163,18 +171,19 @@ def _parameters(problem: Problem) -> int:
 
 def reason_for_loop(config: SimulationSettings, problem: Problem, on_gpu: bool = False) -> str:
     """Return why the clients of a job are looped over, "" if they are vectorised."""
-    members, analytic = config.participation.expected_reports(problem.clients), is_analytic(problem)
-    blocks, parameters = user_problem(problem).variables(), _parameters(problem)
-    least, most = MEMBERS_ANALYTIC if analytic else MEMBERS, CACHE
-    if on_gpu:
-        least, most = 2, GPU_PARAMETERS
-    if members < least:
-        return f"a cohort of {members}, less than {least}"
-    if parameters * LEAST > most:
-        return f"{parameters:,} parameters per client, more than {most // LEAST:,}"
+    members, parameters = config.participation.expected_reports(problem.clients), _parameters(problem)
+    limits, blocks = _limits(problem, on_gpu), user_problem(problem).variables()
+    if members < limits.members:
+        return f"a cohort of {members}, less than {limits.members}"
+    if parameters * LEAST > limits.parameters:
+        return f"{parameters:,} parameters per client, more than {limits.parameters // LEAST:,}"
     shapes = [shape for block in blocks for shape in blocks[block].values()]
-    convolutions = not on_gpu and not analytic and any(len(shape) > 2 for shape in shapes)
+    convolutions = limits is AUTOGRAD and any(len(shape) > 2 for shape in shapes)
     return "convolutions" if convolutions else ""
+
+
+def _limits(problem: Problem, on_gpu: bool) -> Limits:
+    return GPU if on_gpu else ANALYTIC if is_analytic(problem) else AUTOGRAD
 
 
 def _evaluate(oracle: Oracle, point: list[torch.Tensor], rows: slice) -> None:

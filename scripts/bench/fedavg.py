@@ -91,7 +91,7 @@ WORKLOADS = {
     # The largest models and fewest clients that are vectorised by default.
     "mlp-784-40-10": Workload(images(MLP(hidden=(40,)), (784,), 32), 5, 32),
     "logistic-60-10-few": Workload(images(Linear(), (60,), 32, 50), 5, 10, 10),
-    "saddle-16000-few": Workload(Saddle(d=16_000, clients=8, centred=False), 12, 0, 4),
+    "saddle-8000-few": Workload(Saddle(d=8000, clients=8, centred=False), 12, 0, 4),
     "one-digits-mlp": Workload(images(MLP(), (1, 8, 8), 1), 12, 32, 10, (1,)),
     "one-mnist-lenet5": Workload(images(LeNet5(), (1, 28, 28), 1), 12, 32, 2, (1,)),
     "one-saddle": Workload(Saddle(d=1000, clients=1, centred=False), 12, 0, 50, (1,)),

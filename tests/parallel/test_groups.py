@@ -43,7 +43,7 @@ def test_a_function_that_one_rank_cannot_vectorise_is_looped_on_all(comm, monkey
 
 def test_a_single_client_of_a_rank_is_vectorised_with_a_copy(comm, monkeypatch):
     """As on fewer ranks with other clients; a rank without clients makes the same choice."""
-    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
+    monkeypatch.setattr(client_batching, "ANALYTIC", client_batching.Limits(1, 2**17))
     assert {choice.group for choice in choices(comm, Saddle(clients=1, d=3))} == {2}
 
 
@@ -56,7 +56,7 @@ def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
 
 def test_a_run_resumed_on_other_ranks_chooses_the_group_again(comm, out, monkeypatch):
     """The group has all clients of a rank: seven on the single rank of the first start."""
-    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
+    monkeypatch.setattr(client_batching, "ANALYTIC", client_batching.Limits(1, 2**17))
 
     def start(folder: str, rounds: int, comm):
         method, of = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=7, d=3)

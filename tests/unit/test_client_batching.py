@@ -13,7 +13,7 @@ from mpifed.core.problem import Game, Minimisation
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
-from mpifed.simulation.client_batching import reason_for_loop
+from mpifed.simulation.client_batching import Limits, reason_for_loop
 from mpifed.simulation.executor import _split, capacity
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
@@ -61,9 +61,9 @@ def job(problem, folder="unused", cohort=None, rounds=3, batch_size=2, **setting
     (Squares(clients=32, shape=(32_768,)), None, ""),
     (Squares(clients=32, shape=(32_769,)), None, "32,769 parameters per client, more than 32,768"),
     (Squares(clients=32, shape=(3, 1, 1)), None, "convolutions"),
-    (Saddle(clients=8, d=16_384), None, ""),
+    (Saddle(clients=8, d=8192), None, ""),
     (Saddle(clients=7), None, "a cohort of 7, less than 8"),
-    (Saddle(clients=8, d=16_385), None, "32,770 parameters per client, more than 32,768"),
+    (Saddle(clients=8, d=8193), None, "16,386 parameters per client, more than 16,384"),
     (Field(clients=8), None, ""),
     (Chain(clients=31), None, "a cohort of 31, less than 32"),
     (Game(Squares(clients=31)), None, "a cohort of 31, less than 32"),
@@ -131,7 +131,7 @@ def test_the_choice_is_stored_and_kept_by_a_resumed_run(tmp_path, monkeypatch, c
     run(config, COMM)
     assert "mpifed: clients are vectorised, all of a rank at a time (run.group)" in capsys.readouterr().err
     assert checkpoint.newest(tmp_path)[1]["group"] == load(tmp_path).layout["group"] == 9
-    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 10)  # a new run would choose the loop
+    monkeypatch.setattr(client_batching, "ANALYTIC", Limits(10, 2**17))  # a new run would choose the loop
     monkeypatch.setattr(client_batching, "_evaluation_error", None)
     resume(tmp_path, ["rounds=4"], COMM)
     assert checkpoint.newest(tmp_path)[1]["group"] == 9
@@ -154,13 +154,13 @@ def test_a_resumed_run_keeps_the_loop_or_vectorised_clients_with_any_size(tmp_pa
     results = {}
     for name, rounds in (("whole", 5), ("parts", 2), ("loop", 2)):
         with monkeypatch.context() as patches:
-            patches.setattr(client_batching, "CACHE", 100)  # two clients of 2 * 20 parameters
+            patches.setattr(client_batching, "ANALYTIC", Limits(8, 100))  # two clients of 2 * 20 parameters
             patches.setattr(client_batching, "LEAST", 10 if name == "loop" else 1)
             config = job(Saddle(clients=9, d=20), tmp_path / name, reduction="exact", rounds=rounds)
             results[name] = run(config, COMM)
     capsys.readouterr()
     with monkeypatch.context() as patches:
-        patches.setattr(client_batching, "CACHE", 200)
+        patches.setattr(client_batching, "ANALYTIC", Limits(8, 200))
         resume(tmp_path / "parts", ["rounds=4"], COMM)
         resume(tmp_path / "loop", ["rounds=4"], COMM)
     assert "clients are vectorised, 5 at a time (run.group)" in capsys.readouterr().err
