@@ -229,6 +229,9 @@ def test_unknown_data_sets():
         Classification(dataset={"name": "digits", "size": 3})
     with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
         TextAUC(dataset="digits")
+    table = r"unknown data set 'x.csv': for a file or folder write { name = \"table\", file = 'x.csv' } or "
+    with pytest.raises(ConfigError, match=table):
+        Classification(dataset="x.csv")
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
 
 
