@@ -288,18 +288,21 @@ def encode_labels(
         where: function that returns the place of a row, for messages.
 
     Raises:
-        DataError: a value is a fraction or not finite.
+        DataError: a value is a fraction, not finite or of another type.
     """
-    if values.dtype.kind == "f":
-        odd = np.flatnonzero(~np.isfinite(values) | (values != np.round(values)))
-        if len(odd):
-            raise DataError(
-                f"{where(odd[0])}: expected classes in {short_repr(name)}, words or whole numbers, found "
-                f"{values[odd[0]]}"
-            )
-        values = values.astype(np.int64)
-    elif values.dtype.kind not in "biu":
-        values = values.astype(str)
+    kind = values.dtype.kind
+    if kind == "f":
+        odd = ~np.isfinite(values) | (values != np.round(values))
+    else:
+        odd = np.array([kind == "O" and not isinstance(value, str | int) for value in values], dtype=bool)
+    if odd.any():
+        row = int(odd.argmax())
+        raise DataError(
+            f"{where(row)}: expected classes in {short_repr(name)}, words or whole numbers, found "
+            f"{short_repr(values[row])}"
+        )
+    if kind not in "biu":
+        values = values.astype(np.int64 if kind == "f" else str)
     names, numbers = np.unique(values, return_inverse=True)
     return tuple(map(str, names.tolist())), numbers.astype(np.int64)
 

@@ -216,6 +216,13 @@ class UserTable(_Splits):
             for name in ("drop", "separator", "group_features"):
                 if getattr(self, name):
                     raise ValueError(f"{name} applies only to .csv and .tsv files")
+        if dropped := [name for name in self.drop if name in self.named]:
+            raise ValueError(
+                f"drop: expected columns other than those of target, split, client and groups, got "
+                f"{short_repr(dropped[0])}"
+            )
+        if self.group_features and self.target in self.groups:
+            raise ValueError(f"group_features would make the target {short_repr(self.target)} a feature")
         if other := [file for file in self.files.values() if _format(file) != format]:
             raise ValueError(
                 f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"

@@ -124,6 +124,17 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
         PETS(tmp_path)
 
 
+@pytest.mark.parametrize("files, message", [
+    ({"train/cat/0.png": 0, "test/cat/1.png": 1}, r"photos: expected at least two classes, found 1 \(cat\)"),
+    (dict.fromkeys(("train/cat/0.png", "train/dog/1.png", "test/cow/1.png"), 0),
+     r"training samples of every class, found none of 'cow' \(but 1 in test\)"),
+])  # fmt: skip
+def test_folders_without_training_images_of_two_classes_are_refused(tmp_path, files, message):
+    write(tmp_path, {name: png(picture(number)) for name, number in files.items()})
+    with pytest.raises(DataError, match=message):
+        PETS(tmp_path)
+
+
 def test_the_layout_of_tiny_imagenet(tmp_path):
     files = {f"train/n{c}/images/n{c}_{i}.png": png(picture(10 * c + i)) for c in (1, 2) for i in range(2)}
     files |= {f"val/images/val_{i}.png": png(picture(i)) for i in range(3)}

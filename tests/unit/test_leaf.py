@@ -102,7 +102,11 @@ def test_a_run_on_the_natural_partition(tmp_path):
 @pytest.mark.parametrize(("users", "words"), [
     ({"a": {"x": [[0.5, 1.0]], "y": [0, 1]}}, "1 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5, 1.0], [0.5]], "y": [0, 1]}}, "inhomogeneous"),
-    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "neither lists of numbers with whole labels nor texts"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "labels of the user 'a' that are not whole numbers"),
+    ({"a": {"x": [[[0.5]]], "y": [0]}}, "samples of the user 'a' that are neither texts nor number lists"),
+    ({"a": {"x": ["ab"], "y": ["cd"]}}, "labels of the user 'a' that are not single characters"),
+    ({"a": {"x": ["ab"], "y": [3]}}, "labels of the user 'a' that are not single characters"),
+    ({"a": {"x": [], "y": [0, 1]}}, "0 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5], [1.0]], "y": [0, -1]}}, "expected labels from 0 to 1, found -1 in row 1"),
     ({"a": {"x": ["é"], "y": ["a"]}}, "the character 'é' of the user 'a'"),
     ({"a": {"x": [[0.5]], "y": [0]}, "b": {"x": [[0.5, 1.0]], "y": [0]}}, r"found \(2,\) of the user 'b'"),

@@ -116,7 +116,17 @@ REFUSED = {
     "many names": (dict(GOOD, classes=list("abcd")), "training samples of every class, found none of 'd'"),
     "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "training samples of every class, found none of '1'"),
     "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 1 \\(0\\)"),
-    "classes": (dict(GOOD, classes=3), "classes: expected a list of names, found 3"),
+    "ragged": (
+        dict(GOOD, test=([[1, 2], [3]], [0, 1])),
+        "test: expected an array, found setting",
+    ),
+    "classes": (dict(GOOD, classes=3), "classes: expected a list of different names, found 3"),
+    "a text as classes": (dict(GOOD, classes="abc"), "a list of different names, found 'abc'"),
+    "equal classes": (dict(GOOD, classes=list("aab")), r"different names, found \['a', 'a', 'b'\]"),
+    "no client": (
+        dict(GOOD, clients=["a", None] * 6),
+        "clients, row 1: expected .* whole numbers, found None",
+    ),
     "clients": (dict(GOOD, clients=[0, 1]), r"one client for each of 12 training samples, .* \(2,\)"),
     "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),
     "shapes": (dict(GOOD, test=(SAMPLES.T[:, :3], [0, 1])), r"test: expected samples of shape \(2,\) as in"),
@@ -209,6 +219,8 @@ def test_texts_of_a_function(file):
     for wrong, says in (
         ({"train": TEXTS, "test": (["a", 3], [0, 1])}, "test: expected texts, found 3 in row 1"),
         ({"train": (["a"] * 3, [0, 1, 2]), "test": TEXTS}, "expected labels 1 .positive. and 0 .negative."),
+        ({"train": ("ab", [0, 1]), "test": TEXTS}, "train: expected a list of texts, found 'ab'"),
+        ({"train": (5, [0, 1]), "test": TEXTS}, "train: expected a list of texts, found 5"),
     ):
         with pytest.raises(DataError, match=says):
             TextAUC(dataset=returning(wrong)).dataset()

@@ -256,6 +256,8 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
     (dict(label="kind"), "has no setting 'label'"),
+    (dict(drop=["kind"]), "drop: expected columns other than those of target, .* got 'kind'"),
+    (dict(groups=["kind"], group_features=True), "group_features would make the target 'kind' a feature"),
 ])  # fmt: skip
 def test_conflicting_settings(options, message):
     with pytest.raises(ConfigError, match=message):
