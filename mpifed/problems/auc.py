@@ -39,9 +39,18 @@ class Ranking(HeldOut):
     )
 
     def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
-        """Drop positive samples and partition the training data; the classes ``above`` are positive."""
+        """Drop positive samples and partition the training data; the classes ``above`` are positive.
+
+        Raises:
+            ValueError: there are no positive or no negative samples, or the partition does not fit them.
+        """
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
+        if not 0 < positive.sum() < len(positive):
+            raise ValueError(
+                f"expected positive and negative training samples, found {positive.sum()} positive and "
+                f"{(~positive).sum()} negative"
+            )
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
