@@ -53,11 +53,11 @@ class Module(UserObject, Network):
     Parameters have the names in the module's ``state_dict``; :meth:`module` converts them back to a module.
 
     Attributes:
-        drops: whether the module uses dropout in training, set by :meth:`shapes`.
+        has_dropout: whether the module uses dropout in training, set by :meth:`shapes`.
     """
 
     expected = "an nn.Module class, or a function that returns one"
-    drops = False
+    has_dropout = False
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -79,6 +79,11 @@ class Module(UserObject, Network):
                     tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
                 )
         return digest.hexdigest()
+
+    @classmethod
+    def _from_instance(cls, value: Any) -> UserObject | None:
+        is_class = isinstance(value, type) and issubclass(value, nn.Module)
+        return cls._from_function(value) if is_class else super()._from_instance(value)
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Return the shapes of the parameters, in order, for samples of shape ``(c, h, w)`` or ``(d,)``.
@@ -254,11 +259,17 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     """
     _expect_layers(module)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    fewer = tuple(one[:-1] for one in inputs)
     with _NoRandomness():
-        value, again = (_call(module.eval(), inputs) for _ in range(2))
+        value, again, part = (_call(module.eval(), given) for given in (inputs, inputs, fewer))
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
+    if not _close(part, value[:-1]):
+        raise Unsupported(
+            "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
+            "and attention need batch_first=True)"
+        )
     words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
     with DropoutMode(words) as dropping, _NoRandomness():
         trained = _call(module.train(), inputs)
