@@ -11,7 +11,7 @@ import mpifed
 from mpifed.data import DataError
 from mpifed.data.leaf import LETTERS, Leaf
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import Classification
+from mpifed.problems import Classification, DeepAUC
 
 LENGTH = 80
 
@@ -97,6 +97,14 @@ def test_a_run_on_the_natural_partition(tmp_path):
         SerialComm(),
     )
     assert result.clients.shape[0] == 2 and result.confusion.shape == (62, 62)
+
+
+def test_ranking_requires_samples_of_both_sides(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path, part, {"a": images(3, 0) | {"y": [0, 0, 0]}})
+    problem = DeepAUC(dataset=Leaf(path=str(tmp_path)), clients=1, partition="natural")
+    with pytest.raises(ValueError, match="training samples, found 0 positive and 3 negative"):
+        problem.prepare(0)
 
 
 @pytest.mark.parametrize(("users", "words"), [

@@ -154,7 +154,7 @@ def test_auc_starts_at_a_random_network_and_zeros():
 
 @pytest.mark.parametrize("options, message", [
     (dict(positive_classes=(1, 2), partition="by_class", model="linear"), "got 2 positive and 8 negative"),
-    (dict(positive_classes=(1, 10), model="linear"), "the classes 0, 1, .*, 9 of digits, got 1, 10"),
+    (dict(positive_classes=(1, 10), model="linear"), "the classes 0, 1, .*, 9 of digits, got positive 1, 10"),
     (dict(positive_classes=range(10), model="linear"), "some but not all"),
     (dict(positive_classes=(), model="linear"), "some but not all"),
     (dict(imbalance=0.9, model="linear"), "requires 6597 positives"),
