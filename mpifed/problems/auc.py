@@ -1,5 +1,4 @@
-"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20), for any
-network and any samples."""
+"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20)."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ __all__ = ["AUC", "Ranking"]
 class Ranking(HeldOut):
     """Base class of problems in which a network h(w; ·) ranks positive above negative samples.
 
-    A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in ``prepare``, and defines
+    A subclass sets ``model`` and ``network``, calls :meth:`_divide` in ``prepare``, and defines
     :meth:`outputs`.
     """
 
@@ -64,22 +63,17 @@ class Ranking(HeldOut):
         """Return the network's outputs ``[b]``. Larger outputs mean that samples are more likely positive."""
         raise NotImplementedError
 
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, which are in x."""
-        return self._shapes
-
     def x_with(self, **more: tuple[int, ...]) -> Shapes:
         """Return the shapes of x: the network's parameters, followed by ``more``.
 
         Raises:
             ValueError: a parameter of the network has the name of another variable.
         """
-        if both := sorted(more.keys() & self._shapes.keys()):
+        if both := sorted(more.keys() & self.network.keys()):
             raise ValueError(
                 f"the network has a parameter {both[0]!r}, which is also a variable of the problem: rename it"
             )
-        return {**self._shapes, **more}
+        return {**self.network, **more}
 
     def client_size(self, client: int) -> int:
         return len(self._rows[client])
@@ -101,14 +95,7 @@ class Ranking(HeldOut):
 
 @problem_settings
 class AUC(Ranking, Minimax):
-    """min over (w, a, b), max over α of the mean loss of a scoring function h(w; ·).
-
-    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
-
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
-
-    x consists of w, a and b; y is α.
-    """
+    """Base class of :class:`mpifed.problems.DeepAUC` for any network and any samples."""
 
     p: Literal["pooled", "client"] = Field(
         default="pooled",
@@ -128,7 +115,7 @@ class AUC(Ranking, Minimax):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; a, b and α start at 0."""
         ab = torch.zeros(2, dtype=torch.float64)
-        return {"x": torch.cat([self.model.start(self._shapes, rng), ab])}
+        return {"x": torch.cat([self.model.start(self.network, rng), ab])}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"``, p ``[n]``."""

@@ -56,11 +56,11 @@ class DataCleaning(LabelledImages, Bilevel):
         self._labels = (np.concatenate(labels) + self._wrong * others) % self._images.classes
 
     def variables(self) -> Blocks:
-        return Blocks(x={"logits": (int(self._first[-1]),)}, y=self._shapes)
+        return Blocks(x={"logits": (int(self._first[-1]),)}, y=self.network)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return weights of 1/2, and random parameters of the network."""
-        return {"y": self.model.start(self._shapes, rng)}
+        return {"y": self.model.start(self.network, rng)}
 
     def client_size(self, client: int) -> int:
         return len(self._rows[client]) // 2

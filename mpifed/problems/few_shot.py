@@ -83,7 +83,7 @@ class FewShotMAML(NetworkMAML):
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
         self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
-        self._shapes = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
+        self.network = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
         self.test_rows = self.tests
 
     def _pools(self, images: Omniglot | Labelled) -> list:
