@@ -173,9 +173,8 @@ class Natural:
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         raise ValueError(
-            "the partition 'natural' requires a data set that names the clients, such as a table with "
-            "client = "
-            '"hospital"'
+            "the partition 'natural' requires a data set that names the clients, such as a table with the "
+            'setting client = "hospital"'
         )
 
 

@@ -188,8 +188,8 @@ class _Splits:
 class UserTable(_Splits):
     """Rows of numbers in a user-defined file: CSV, a NumPy archive or LIBSVM text.
 
-    A column of words becomes one column of 0 and 1 per word. A NumPy archive holds the target and one array
-    of samples ``[n, ...]``. Missing values are refused.
+    Columns of words are one-hot encoded. A NumPy archive contains the target and one array of samples
+    ``[n, ...]``. Missing values are refused.
     """
 
     drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as row numbers")
@@ -377,8 +377,7 @@ def _read_csv(
 ) -> Rows:
     """Read all columns except ``drop`` and those in ``named`` but not in ``kept`` as samples, float64.
 
-    A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
-    per word, in alphabetical order.
+    Columns of numbers or booleans are copied; columns of words are one-hot encoded, in alphabetical order.
     """
     table, places = _concatenated(source, files, [*named, *drop], options)
     table = table.drop(columns=list(drop))
