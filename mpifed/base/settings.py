@@ -511,7 +511,7 @@ class Options:
                 raise ValueError(f"{self.noun} {name!r} has no settings, got {short_repr(settings)}")
             return name
         message = f"unknown {self.noun} {short_repr(name)}"
-        if not isinstance(value, str | dict):
+        if name is None or not isinstance(value, str | dict):
             numbers = "a number, " if self.number else ""
             message = (
                 f"expected {numbers}the name of a {self.noun} or a table with a name, got {short_repr(value)}"

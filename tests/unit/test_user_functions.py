@@ -244,6 +244,8 @@ def test_unknown_data_sets():
     table = r"unknown data set 'x.csv': for a file or folder write { name = \"table\", file = 'x.csv' } or "
     with pytest.raises(ConfigError, match=table):
         Classification(dataset="x.csv")
+    with pytest.raises(ConfigError, match="the name of a data set or a table with a name, got {'file'"):
+        Classification(dataset={"file": "x.csv"})
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
 
 

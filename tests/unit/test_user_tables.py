@@ -280,6 +280,9 @@ def test_errors_in_a_numpy_archive(tmp_path, monkeypatch, arrays, message):
 
 
 def test_errors_in_libsvm_text(write, monkeypatch):
+    write("mine", [])
+    with pytest.raises(DataError, match="mine: expected LIBSVM text, or a .* file, found no rows"):
+        table(file="mine", target="label")()
     write("mine", ["+1 1:0.5", "-1 2:x"])
     with pytest.raises(DataError, match="mine: expected LIBSVM text, or a .* file, found in line 2"):
         table(file="mine", target="label")()
