@@ -109,8 +109,8 @@ class ClientMixture(LabelledImages, _Mixture):
         Raises:
             ValueError: data, model and partition do not fit together, or there are too many clients.
         """
-        super().prepare(seed, data_dir)
         self.expect_few_clients()
+        super().prepare(seed, data_dir)
 
     def variables(self) -> Blocks:
         return Blocks(x=self.network, y={"weights": (self.clients,)})
