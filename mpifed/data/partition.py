@@ -18,17 +18,9 @@ from mpifed.core.streams import generator
 from mpifed.data.samples import Labelled, Split, Texts
 
 __all__ = [
-    "IID",
-    "Dirichlet",
-    "ByClass",
-    "PositiveRatios",
-    "Quantity",
-    "Natural",
-    "PARTITIONS",
-    "Partition",
-    "divide",
-    "thin",
-]
+    "IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "Natural", "PARTITIONS", "Partition",
+    "divide", "thin",
+]  # fmt: skip
 
 Parts = list[np.ndarray]
 

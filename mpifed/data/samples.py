@@ -17,22 +17,9 @@ from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
 
 __all__ = [
-    "PARTS",
-    "Grouping",
-    "Images",
-    "Labelled",
-    "Pixels",
-    "Split",
-    "Table",
-    "Texts",
-    "expect_all_classes",
-    "expect_labels",
-    "hold_out",
-    "encode_labels",
-    "owner_fields",
-    "splits_of",
-    "splits",
-]
+    "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "expect_all_classes",
+    "expect_labels", "hold_out", "encode_labels", "owner_fields", "splits_of", "splits",
+]  # fmt: skip
 
 #: The splits of a data set, in the order of their use.
 PARTS = ("train", VALIDATION, "test")

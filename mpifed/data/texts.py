@@ -26,16 +26,9 @@ from mpifed.data.samples import Texts
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = [
-    "TextColumns",
-    "TextLines",
-    "TextSet",
-    "WordVectors",
-    "encode",
-    "random_vectors",
-    "read_vectors",
-    "word_vectors",
-    "words_of",
-]
+    "TextColumns", "TextLines", "TextSet", "WordVectors", "encode", "random_vectors", "read_vectors",
+    "word_vectors", "words_of",
+]  # fmt: skip
 
 Part = tuple[list[str], np.ndarray]
 
