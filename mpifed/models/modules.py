@@ -7,9 +7,9 @@ the built-in networks and can be vectorised over clients. It is tested on random
   parameter (``requires_grad = False``) is not a variable; like a buffer, it keeps its initial value.
 * Buffers are constants. Random buffers are refused, because they do not depend on the seed of the run, and so
   is a ``forward`` that writes to a buffer.
-* Batch normalisation is refused: it couples the samples of a batch, so the loss of a batch is a biased
-  estimate of a client's loss, and its running averages are not variables and differ between heterogeneous
-  clients (Hsieh et al. 2020).
+* Functions that couple the samples of a batch are refused, because the loss of a batch would be a biased
+  estimate of a client's loss. Batch normalisation is one of them; its running averages are not variables and
+  differ between heterogeneous clients (Hsieh et al. 2020).
 * Dropout uses random numbers with addresses (:mod:`mpifed.core.sampling`) in gradients, and is off in
   evaluations. Other random operations in ``forward`` and other differences between training and evaluation
   are refused.
