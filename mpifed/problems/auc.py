@@ -98,8 +98,7 @@ class AUC(Ranking, Minimax):
     """Base class of :class:`mpifed.problems.DeepAUC` for any network and any samples."""
 
     p: Literal["pooled", "client"] = Field(
-        default="pooled",
-        description="fraction p in the loss: of all training data, or of each client's data",
+        default="pooled", description="fraction p in the loss: of all training data, or of each client's data"
     )
     score: Literal["identity", "sigmoid"] = Field(
         default="identity", description="h: the network's output, or its sigmoid"

@@ -63,8 +63,7 @@ class FairClassification(Grouped, Minimax):
     of group c of the samples."""
 
     groups: str | None = Field(
-        default=None,
-        description="name of the groups of the data set, such as sex; default: the classes",
+        default=None, description="name of the groups of the data set, such as sex; default: the classes"
     )
 
     source = "Shen et al. 2024, section 4.2"

@@ -56,9 +56,7 @@ class _Pairs(ImageRanking):
     )
     margin: float = Field(default=1.0, gt=0, description="margin c of the squared hinge loss of a pair")
     s_speed: float = Field(
-        default=1.0,
-        gt=0,
-        description="step size of s relative to that of w: x contains s / sqrt(s_speed)",
+        default=1.0, gt=0, description="step size of s relative to that of w: x contains s / sqrt(s_speed)"
     )
 
     source = "Zhu et al. 2022"

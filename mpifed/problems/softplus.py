@@ -129,10 +129,7 @@ class SoftplusSaddle(Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the distance ``error`` from the saddle point, and ``operator_norm`` = ‖V(z)‖ of the mean."""
         z = np.concatenate([one.cpu().double().numpy() for one in (x["x"], y["y"])])
-        return {
-            "error": float(np.linalg.norm(z - self._solution)),
-            "operator_norm": self._residual(z),
-        }
+        return {"error": float(np.linalg.norm(z - self._solution)), "operator_norm": self._residual(z)}
 
 
 def _mean_softplus(rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
