@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,8 +83,9 @@ class Module(UserObject, Network):
 
     @classmethod
     def _from_instance(cls, value: Any) -> UserObject | None:
-        is_class = isinstance(value, type) and issubclass(value, nn.Module)
-        return cls._from_function(value) if is_class else super()._from_instance(value)
+        if inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module)):
+            return cls._from_function(value)
+        return super()._from_instance(value)
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Return the shapes of the parameters, in order, for samples of shape ``(c, h, w)`` or ``(d,)``.
@@ -259,13 +261,17 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     """
     _expect_layers(module)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    fewer = tuple(one[:-1] for one in inputs)
-    with _NoRandomness():
+    fewer = tuple(one[1:] for one in inputs)  # recurrent layers over the batch depend on the first sample
+    with _NoRandomness(), torch.enable_grad():
         value, again, part = (_call(module.eval(), given) for given in (inputs, inputs, fewer))
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
-    if not _close(part, value[:-1]):
+    if not value.requires_grad:
+        raise Unsupported(
+            "has outputs without gradients: expected no torch.no_grad, .detach() and .numpy() in forward"
+        )
+    if not _close(part, value[1:]):
         raise Unsupported(
             "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
             "and attention need batch_first=True)"

@@ -95,9 +95,11 @@ def test_modules_in_classification_problems(tmp_path, problem):
     assert len(mpifed.run(table, SerialComm()).point["x"]) == 64 * 6 + 6 + 60 + 10
 
 
-def test_a_class_passed_in_python_is_named_by_its_file(tmp_path):
-    named, given = (go(tmp_path / str(k), model) for k, model in enumerate((f"{FILE}:Net", Net)))
-    assert given.config["problem"]["model"] == {"name": "networks:Net"}
+@pytest.mark.parametrize("model", [Net, networks.dropping])
+def test_a_class_or_function_passed_in_python_is_named_by_its_file(tmp_path, model):
+    name = model.__name__
+    named, given = (go(tmp_path / str(k), one) for k, one in enumerate((f"{FILE}:{name}", model)))
+    assert given.config["problem"]["model"] == {"name": f"networks:{name}"}
     assert torch.equal(named.point["x"], given.point["x"])
 
 
@@ -155,6 +157,17 @@ class Odd(Net):
         return self.own(self, value) if self.own else value
 
 
+class OverSamples(nn.Module):
+    """A recurrent layer whose first axis, time, is that of the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.GRU(8, 5), nn.Linear(5, 1)
+
+    def forward(self, images):
+        return self.out(self.read(images.squeeze(1))[0][:, -1])
+
+
 def writes(net, value):
     net.seen += 1
     return value
@@ -186,6 +199,8 @@ REFUSED = [
     (lambda: Odd(forward=lambda net, value: value - value.mean()), "couples the samples of a batch: outputs"),
     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.TransformerEncoderLayer(6, 2), nn.Linear(6, 1)),
      "attention need batch_first=True"),
+    (lambda: OverSamples(), "recurrent layers and attention need batch_first=True"),
+    (lambda: Odd(forward=lambda net, value: value.detach()), "has outputs without gradients: expected no"),
     (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
     (lambda: Net().requires_grad_(False), "has no parameters to train"),
     (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)), "has lazy layers: call it once on samples first"),
