@@ -198,7 +198,10 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
     parts = _parts(tree)
     if lacking := [part for part in ("train", "test") if part not in parts]:
         part = "train" if "train" in lacking else "test or val"
-        raise DataError(f"{tree.path}: expected images in {part}, one folder per class, found none")
+        raise DataError(
+            f"{tree.path}: expected images in {part}, one folder per class, found none "
+            f"with the suffix {', '.join(_SUFFIXES)}"
+        )
     classes = sorted({name for files in parts.values() for name in files.values()})
     labels = {part: _numbers(files, classes) for part, files in parts.items()}
     expect_all_classes(classes, {part: numbers.numpy() for part, numbers in labels.items()}, str(tree.path))

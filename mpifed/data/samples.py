@@ -131,8 +131,10 @@ class Labelled:
             ValueError: the data set has no groups of this name, or a group has no training samples.
         """
         if name not in self.groups:
-            known = ", ".join(self.groups) or "none; a table has them with the setting groups = [COLUMN]"
-            raise ValueError(f"groups = {short_repr(name)}: the data set has the groups {known}")
+            known = f"the groups {', '.join(self.groups)}"
+            if not self.groups:
+                known = "no groups; a table has them with the setting groups = [COLUMN]"
+            raise ValueError(f"groups = {short_repr(name)}: the data set has {known}")
         grouping = self.groups[name]
         counts = np.bincount(grouping.numbers["train"], minlength=len(grouping.names))
         if len(empty := np.flatnonzero(counts == 0)):
@@ -281,7 +283,8 @@ def encode_labels(
     if kind == "f":
         odd = ~np.isfinite(values) | (values != np.round(values))
     else:
-        odd = np.array([kind == "O" and not isinstance(value, str | int) for value in values], dtype=bool)
+        objects = values if kind == "O" else ()
+        odd = np.array([not isinstance(value, str | int) for value in objects], dtype=bool)
     if odd.any():
         row = int(odd.argmax())
         raise DataError(
