@@ -127,9 +127,11 @@ class GroupParity(Grouped, Minimax):
         wrong = np.where(np.isnan(assigned), np.nan, assigned != labels)
         counted = self._counted(labels)
         probabilities, groups = torch.sigmoid(scores).numpy()[counted], self.test_groups()[counted]
-        present = np.unique(groups)
-        gaps = np.array([probabilities[groups == group].mean() for group in present]) - probabilities.mean()
-        rates = [assigned[counted][groups == group].mean() for group in present]
+        present = [groups == group for group in np.unique(groups)]
+        gaps = rates = np.full(1, np.nan)  # if no samples are counted
+        if present:
+            gaps = np.array([probabilities[members].mean() for members in present]) - probabilities.mean()
+            rates = np.array([assigned[counted][members].mean() for members in present])
         y_best = np.clip(gaps / self.mu, -self.bound, self.bound)
         loss = F.cross_entropy(predictions.double().cpu(), torch.from_numpy(labels))
         return {

@@ -104,6 +104,15 @@ def test_metrics_of_groups():
     assert found["objective"] == pytest.approx(float(loss) + penalty, rel=1e-12)
 
 
+def test_metrics_of_equal_opportunity_without_positive_samples():
+    problem = prepared(GroupParity(**TWO, criterion="equal_opportunity"))
+    negative = problem._held_out.labels == 0
+    problem._held_out = problem._held_out.select(problem._held_out.rows[negative])
+    metrics = problem.metrics({}, {}, torch.zeros(negative.sum(), 2))
+    assert metrics["accuracy"] == 1 and metrics["error_small"] == 0
+    assert np.isnan([metrics[name] for name in ("objective", "score_gap", "rate_gap")]).all()
+
+
 def test_held_out_groups_are_those_of_the_split():
     problem = prepared(FairClassification(**TWO, validation=0.25))
     held = problem.tested_on("validation")
