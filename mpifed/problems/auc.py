@@ -41,15 +41,17 @@ class Ranking(HeldOut):
         """Drop positive samples and partition the training data; the classes ``above`` are positive.
 
         Raises:
-            ValueError: there are no positive or no negative samples, or the partition does not fit them.
+            ValueError: a split has no positive or no negative samples, or the partition does not fit them.
         """
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
-        if not 0 < positive.sum() < len(positive):
-            raise ValueError(
-                f"expected positive and negative training samples, found {positive.sum()} positive and "
-                f"{(~positive).sum()} negative"
-            )
+        for part, split in splits.items():
+            number = int(np.isin(split.labels, above).sum())
+            if not 0 < number < len(split):
+                raise ValueError(
+                    f"expected positive and negative {part} samples, found {number} positive and "
+                    f"{len(split) - number} negative"
+                )
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)

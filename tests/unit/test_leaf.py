@@ -103,7 +103,7 @@ def test_ranking_requires_samples_of_both_sides(tmp_path):
     for part in ("train", "test"):
         write(tmp_path, part, {"a": images(3, 0) | {"y": [0, 0, 0]}})
     problem = DeepAUC(dataset=Leaf(path=str(tmp_path)), clients=1, partition="natural")
-    with pytest.raises(ValueError, match="training samples, found 0 positive and 3 negative"):
+    with pytest.raises(ValueError, match="negative train samples, found 0 positive and 3 negative"):
         problem.prepare(0)
 
 
