@@ -507,7 +507,7 @@ def _samples(file: str, arrays: dict[str, np.ndarray], named: Sequence[str]) -> 
             f"{file}: expected one array of samples in addition to {', '.join(named)}, found {found}"
         )
     samples = arrays[others[0]]
-    if samples.dtype.kind not in "biuf" or samples.ndim < 2 or not len(samples):
+    if samples.dtype.kind not in "biuf" or samples.ndim < 2 or not samples.size:
         found = f"type {samples.dtype} and shape {samples.shape}"
         raise DataError(f"{file}: expected numbers [rows, ...] in {others[0]}, found {found}")
     for name in named:

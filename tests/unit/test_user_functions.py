@@ -105,6 +105,7 @@ REFUSED = {
     "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
     "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected numeric samples"),
     "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"numeric samples \[n, ...\], .*shape \(12,\)"),
+    "no features": (dict(GOOD, train=(SAMPLES[:, :0], LABELS)), r"numeric samples \[n, ...\], .* \(12, 0\)"),
     "floats": (dict(GOOD, train=(SAMPLES, LABELS / 1)), "train: expected labels .n. that are .*float64"),
     "wide": (dict(GOOD, train=(SAMPLES, LABELS[:, None])), r"labels \[n\] that are .* shape \(12, 1\)"),
     "named": (dict(GOOD, train=(SAMPLES, ["a"] * 12)), "and return their names as classes"),

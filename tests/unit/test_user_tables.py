@@ -267,6 +267,7 @@ def test_conflicting_settings(options, message):
 @pytest.mark.parametrize(("arrays", "message"), [
     (dict(more=np.zeros(4)), "expected one array of samples in addition to kind, found samples, more"),
     (dict(samples=np.array(list("abcd"))), "expected numbers .rows, .... in samples, found type <U1"),
+    (dict(samples=np.zeros((4, 0))), r"expected numbers .rows, .... in samples, .* shape \(4, 0\)"),
     (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
     (dict(kind=np.arange(3)), r"expected 4 entries in kind, one per row of samples, found shape \(3,\)"),
     (dict(samples=np.full((4, 2), np.nan)), "row 1: expected finite numbers in samples"),
