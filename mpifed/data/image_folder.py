@@ -173,7 +173,7 @@ class UserFolder:
     """A user-defined folder of images, or a zip archive of one: train/CLASS/, test/CLASS/ and optionally
     validation/CLASS/."""
 
-    path: str = Field(description="the folder, or its archive with or without .zip, from the working folder")
+    path: str = Field(description="the folder or its .zip archive, relative to the working folder")
     size: int | None = Field(
         default=None,
         ge=1,

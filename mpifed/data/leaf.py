@@ -35,7 +35,7 @@ class Leaf:
     """User-defined samples in LEAF's JSON files, train/*.json and test/*.json, such as FEMNIST and
     Shakespeare. Users are the clients."""
 
-    path: str = Field(description="the folder that contains train and test, from the working folder")
+    path: str = Field(description="the folder that contains train and test, relative to the working folder")
     users: int | None = Field(
         default=None, ge=1, description="number of users, the first in the order of names; default: all"
     )

@@ -178,7 +178,7 @@ class TextSet:
 
 #: The default file of word vectors.
 VECTORS = "googlenews300_small_f16.npz"
-_PLACE = ("word vectors", "https://nlp.stanford.edu/projects/glove/")
+_PLACE = ("the set of word vectors", "https://nlp.stanford.edu/projects/glove/")
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 

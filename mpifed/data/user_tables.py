@@ -103,7 +103,7 @@ class _Splits:
     """A file and the settings that assign its rows to training, validation and test."""
 
     file: str = Field(
-        description="the file, from the working folder: .csv, .tsv, .npz; others are LIBSVM text"
+        description="the file: .csv, .tsv, .npz; others are LIBSVM text; relative to the working folder"
     )
     target: str = Field(default=LABEL, description="column of the labels: words, whole numbers or booleans")
     test: float | str | None = Field(
@@ -240,7 +240,7 @@ class UserTable(_Splits):
             DataError: a file is missing, damaged, or has other columns; a value is missing; a class has no
                 training rows.
         """
-        source, files = Source("the data set", [Path()]), list(self.files.values())  # from the working folder
+        source, files = Source("the data set", [Path()]), list(self.files.values())
         format = _format(self.file)
         if format == "npz":
             rows = _read_npz(source, files, self.named)
@@ -270,7 +270,7 @@ class UserTable(_Splits):
 class UserTexts(_Splits):
     """Texts with two classes of labels in a user-defined .csv or .tsv file, one text per row."""
 
-    file: str = Field(description="the file, .csv or .tsv, from the working folder")
+    file: str = Field(description="the file, .csv or .tsv, relative to the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
         default=None, description="positive label; by default the second of two labels in alphabetical order"
@@ -290,7 +290,7 @@ class UserTexts(_Splits):
             DataError: a file is missing, damaged, or has other columns; a cell is empty; there are not two
                 classes.
         """
-        source = Source("the data set", [Path()])  # from the working folder
+        source = Source("the data set", [Path()])
         named = [*self.named, self.text]
         as_words = self.format | {"dtype": str, "keep_default_na": False, "na_values": [""]}
         table, places = _concatenated(source, list(self.files.values()), named, as_words)

@@ -120,7 +120,7 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
     with pytest.raises(DataError, match="expected images in train"):
         PETS(tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip, "):
+    with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip .a zip "):
         PETS(tmp_path)
 
 
@@ -174,6 +174,6 @@ def test_images_are_resized_to_a_given_size(tmp_path, monkeypatch, path):
 def test_a_missing_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        DataError, match="expected one of pictures/, pictures.zip, a zip archive of the folder"
+        DataError, match="expected one of pictures/, pictures.zip .a zip archive of the folder"
     ):
         Classification(dataset={"name": "folder", "path": "pictures"}).dataset()
