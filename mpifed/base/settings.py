@@ -511,16 +511,28 @@ class Options:
                 raise ValueError(f"{self.noun} {name!r} has no settings, got {short_repr(settings)}")
             return name
         message = f"unknown {self.noun} {short_repr(name)}"
-        if not isinstance(value, str | dict):
+        if name is None or not isinstance(value, str | dict):
             numbers = "a number, " if self.number else ""
             message = (
                 f"expected {numbers}the name of a {self.noun} or a table with a name, got {short_repr(value)}"
             )
         if self.number and isinstance(value, str) and (number := _finite(value)) is not None:
             raise ValueError(f"expected a number or a {self.noun}, got {short_repr(value)}: write {number:g}")
-        options = suggest(name if isinstance(name, str) else "", [*self.names, *self.classes])
+        name = name if isinstance(name, str) else ""
+        options = self._tables_with_path(name) or suggest(name, [*self.names, *self.classes])
         user = f'; user-defined: "./file.py:Name", {self.user.expected}' if self.user else ""
         raise ValueError(f"{message}: {options}{user}")
+
+    def _tables_with_path(self, name: str) -> str:
+        """Return the end of an error message, the tables for a file or folder; "" if ``name`` is no path."""
+        fields = {option: getattr(cls, "__dataclass_fields__", ()) for option, cls in self.classes.items()}
+        tables = [
+            f'{{ name = "{option}", {setting} = {short_repr(name)} }}'
+            for option, settings in fields.items()
+            for setting in ("file", "path")
+            if setting in settings and {*"./"} & {*name}
+        ]
+        return f"for a file or folder write {' or '.join(tables)}" if tables else ""
 
     def __get_pydantic_core_schema__(self, source, handler):
         serializer = core_schema.plain_serializer_function_ser_schema(as_table)

@@ -196,17 +196,19 @@ class DropoutMode(TorchFunctionMode):
         return input.mul_(scale) if inplace else input * scale
 
     def _alpha(self, input, p=0.5, training=False, inplace=False):
-        return self._to_saturated(input, tuple(input.shape), p, training)
+        return self._to_saturated(input, tuple(input.shape), p, training, inplace)
 
     def _feature_alpha(self, input, p=0.5, training=False, inplace=False):
-        return self._to_saturated(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p, training)
+        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
+        return self._to_saturated(input, shape, p, training, inplace)
 
-    def _to_saturated(self, input, shape, p, training):
+    def _to_saturated(self, input, shape, p, training, inplace):
         """Saturate dropped units, and scale all units to preserve mean and variance."""
         if not training or not p:
             return input
         a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
-        return a * torch.where(self._mask(shape, p), input, _SATURATED) - a * p * _SATURATED
+        value = a * torch.where(self._mask(shape, p), input, _SATURATED) - a * p * _SATURATED
+        return input.copy_(value) if inplace else value
 
     def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
         if not dropout_p:

@@ -7,23 +7,7 @@ from mpifed.data.samples import Grouping, Images, Labelled, Pixels, Table, Texts
 from mpifed.data.sources import DataError
 
 __all__ = [
-    "DATASETS",
-    "DataError",
-    "Dataset",
-    "Grouping",
-    "Images",
-    "Labelled",
-    "USER_DATASETS",
-    "USER_TEXTS",
-    "Omniglot",
-    "PARTITIONS",
-    "Partition",
-    "Pixels",
-    "TEXTS",
-    "Table",
-    "TextDataset",
-    "Texts",
-    "load_omniglot",
-    "read",
-    "thin",
-]
+    "DATASETS", "DataError", "Dataset", "Grouping", "Images", "Labelled", "USER_DATASETS", "USER_TEXTS",
+    "Omniglot", "PARTITIONS", "Partition", "Pixels", "TEXTS", "Table", "TextDataset", "Texts",
+    "load_omniglot", "read", "thin",
+]  # fmt: skip

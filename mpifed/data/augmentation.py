@@ -1,4 +1,4 @@
-"""Random changes of training images, drawn anew whenever an image is drawn.
+"""Random changes of training images, different each time an image is drawn.
 
 An augmentation is a function ``augmentation(images, words)`` of the images of a minibatch, ``[b, c, h, w]``,
 and of the random words of its sample (:class:`mpifed.core.sampling.SampleWords`). The result has the same

@@ -18,8 +18,8 @@ from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["Adult", "load_two_groups"]
 
-#: Columns of the files. The weight of a row in the census, and words for the number ``education-num``, are
-#: left out.
+#: Columns of the files. ``fnlwgt``, the weight of a row in the census, and ``education``, the name of
+#: ``education-num``, are not used.
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
@@ -33,8 +33,8 @@ INCOMES = ("<=50K", ">50K")
 
 @dataclass(frozen=True)
 class Adult:
-    """The census data Adult: 5 numbers, standardised by the training rows, and a column of 0 and 1 for each
-    word, including "?" for an unknown value.
+    """The census data Adult: 5 numeric columns, standardised by the training rows, and one-hot columns of the
+    words, including "?" for an unknown value.
 
     Attributes:
         train, test: numbers of rows.
@@ -52,11 +52,8 @@ class Adult:
             DataError: a file is missing, damaged or not the expected one.
         """
         with opened(self.name, self.home, data_dir) as source:
-            parts = {
-                "train": _read(source, "adult.data", self.train),
-                "test": _read(source, "adult.test", self.test),
-            }
-        rows = np.concatenate([*parts.values()])
+            train = _read(source, "adult.data", self.train)
+            rows = np.concatenate([train, _read(source, "adult.test", self.test)])
         columns = dict(zip(COLUMNS, rows.T))
         numbers = np.stack([columns[name] for name in NUMBERS], axis=1).astype(np.float64)
         known = numbers[: self.train]
@@ -85,8 +82,10 @@ def _read(source: Source, file: str, count: int) -> np.ndarray:
     path, content = source.read(file, expected)
     lines = bytes(content).decode("ascii", errors="replace").splitlines()
     cells = [line.rstrip(".").split(", ") for line in lines if line and not line.startswith("|")]
-    if len(cells) != count or any(len(row) != len(COLUMNS) for row in cells):
-        raise DataError(f"{path}: expected {expected}, found {len(cells)} lines")
+    sizes = {len(row) for row in cells}
+    if len(cells) != count or sizes != {len(COLUMNS)}:
+        found = f"{len(cells)} lines of {' or '.join(map(str, sorted(sizes)))} cells"
+        raise DataError(f"{path}: expected {expected}, found {found}")
     rows = np.array(cells)
     numbers = [COLUMNS.index(name) for name in NUMBERS]
     correct = np.char.isdigit(rows[:, numbers]).all(1) & np.isin(rows[:, -1], INCOMES)
@@ -101,8 +100,8 @@ def _read(source: Source, file: str, count: int) -> np.ndarray:
 def load_two_groups(data_dir: str | None = None) -> Table:
     """Return 1200 + 600 samples of ten features, one in five of the group "small", the others of "large".
 
-    In both groups, a feature separates the classes, but in the small group another one than in the large
-    group. 60 % of the large and 30 % of the small group are positive.
+    One feature separates the classes, the first in the large and the second in the small group. 60 % of the
+    large and 30 % of the small group are positive.
     """
     rng, count, d = generator(0, "two-groups"), 1800, 10
     small = rng.random(count) < 0.2

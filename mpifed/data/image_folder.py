@@ -21,7 +21,7 @@ from pydantic import Field
 
 from mpifed.base.data_files import folder_chunks, relative_names
 from mpifed.base.settings import hyperparameters
-from mpifed.data.samples import Images, Pixels
+from mpifed.data.samples import Images, Pixels, expect_all_classes
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class UserFolder:
     """A user-defined folder of images, or a zip archive of one: train/CLASS/, test/CLASS/ and optionally
     validation/CLASS/."""
 
-    path: str = Field(description="the folder, or its archive with or without .zip, from the working folder")
+    path: str = Field(description="the folder or its .zip archive, relative to the working folder")
     size: int | None = Field(
         default=None,
         ge=1,
@@ -195,46 +195,43 @@ class UserFolder:
 def _images(source: Source, root: str, size: int | None = None) -> Images:
     """Return the images of the folder ``root`` or its archive, resized to ``size`` if it is given."""
     tree = _tree(source, root)
-    train, validation, test = _parts(tree)
-    if not train or not test:
-        part = "test or val" if train else "train"
-        raise DataError(f"{tree.path}: expected images in {part}, one folder per class, found none")
-    classes = sorted(set(train.values()))
-    for part, files in (("validation", validation), ("test", test)):
-        if strange := sorted(set(files.values()) - set(classes)):
-            raise DataError(
-                f"{tree.path}: expected only classes of train in {part}, found the class {strange[0]!r}"
-            )
-    shape = (size, size) if size else _size(tree, next(iter(train)))
-    with parsing(tree.path, f"{len(train)} images of {shape[0]} x {shape[1]} pixels"):
+    parts = _parts(tree)
+    if lacking := [part for part in ("train", "test") if part not in parts]:
+        part = "train" if "train" in lacking else "test or val"
+        raise DataError(
+            f"{tree.path}: expected images in {part}, one folder per class, found none "
+            f"with the suffix {', '.join(_SUFFIXES)}"
+        )
+    classes = sorted({name for files in parts.values() for name in files.values()})
+    labels = {part: _numbers(files, classes) for part, files in parts.items()}
+    expect_all_classes(classes, {part: numbers.numpy() for part, numbers in labels.items()}, str(tree.path))
+    shape = (size, size) if size else _size(tree, next(iter(parts["train"])))
+    with parsing(tree.path, f"{len(labels['train'])} images of {shape[0]} x {shape[1]} pixels"):
         pixels = {
             part: _Decoded(tree, list(files), shape, resized=size is not None)
-            for part, files in (("train", train), ("validation", validation), ("test", test))
-            if files
+            for part, files in parts.items()
         }
-    held_out = {part: Pixels(images[:]) for part, images in pixels.items() if part != "train"}
     return Images(
-        train=Pixels(pixels["train"]),
-        train_labels=_numbers(train, classes),
-        **held_out,
-        test_labels=_numbers(test, classes),
-        validation_labels=_numbers(validation, classes) if validation else None,
+        **{part: Pixels(images if part == "train" else images[:]) for part, images in pixels.items()},
+        **{f"{part}_labels": numbers for part, numbers in labels.items()},
         files=source.files,
         class_names=classes,
     )
 
 
-def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return file → class of the training, validation and test images.
+def _parts(tree: _Tree) -> dict[str, dict[str, str]]:
+    """Return file → class of the images of each split that has images.
 
     Without a test split the validation images are used for testing.
     """
     train = _classified(tree, "train")
     if _ANNOTATIONS in tree.names:
-        return train, {}, _annotated(tree)
-    validation = _classified(tree, "validation") or _classified(tree, "val")
-    test = _classified(tree, "test")
-    return (train, validation, test) if test else (train, {}, validation)
+        parts = {"train": train, "test": _annotated(tree)}
+    else:
+        validation = _classified(tree, "validation") or _classified(tree, "val")
+        test = _classified(tree, "test")
+        parts = {"train": train, "validation": validation if test else {}, "test": test or validation}
+    return {part: files for part, files in parts.items() if files}
 
 
 def _tree(source: Source, root: str) -> _Tree:

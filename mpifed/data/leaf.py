@@ -35,7 +35,7 @@ class Leaf:
     """User-defined samples in LEAF's JSON files, train/*.json and test/*.json, such as FEMNIST and
     Shakespeare. Users are the clients."""
 
-    path: str = Field(description="the folder that contains train and test, from the working folder")
+    path: str = Field(description="the folder that contains train and test, relative to the working folder")
     users: int | None = Field(
         default=None, ge=1, description="number of users, the first in the order of names; default: all"
     )
@@ -111,7 +111,7 @@ def _users(source: Source, part: str) -> dict[str, Pair]:
             for user, data in json.loads(bytes(content))["user_data"].items():
                 if user in found:
                     raise ValueError(f"the user {short_repr(user)}, which is also in another file")
-                if data["x"]:
+                if data["x"] or data["y"]:
                     found[user] = _pair(data["x"], data["y"], user)
     return found
 
@@ -124,13 +124,15 @@ def _pair(samples: list, labels: list, user: str) -> Pair:
     """
     if len(samples) != len(labels):
         raise ValueError(f"{len(samples)} samples and {len(labels)} labels of the user {short_repr(user)}")
-    if isinstance(samples[0], str):
+    text = isinstance(samples[0], str)
+    kind, described = (str, "single characters") if text else (int, "whole numbers")
+    if not all(type(label) is kind and (not text or len(label) == 1) for label in labels):
+        raise ValueError(f"labels of the user {short_repr(user)} that are not {described}")
+    if text:
         return _letters(samples, user).astype(np.uint8), _letters(labels, user)[:, 0]
     array = np.asarray(samples, dtype=np.float32)
-    if array.ndim != 2 or not all(type(label) is int for label in labels):
-        raise ValueError(
-            f"neither lists of numbers with whole labels nor texts of the user {short_repr(user)}"
-        )
+    if array.ndim != 2:
+        raise ValueError(f"samples of the user {short_repr(user)} that are neither texts nor number lists")
     return array.reshape(-1, *_IMAGE) if array.shape[1] == _PIXELS else array, np.array(labels)
 
 

@@ -102,6 +102,8 @@ def read_rows(
             with parsing(path, expected, f"in line {number}: "):
                 parse(line)
             raise
+        if not len(labels):
+            raise ValueError("no rows")
     bad, rows = ~np.isfinite(sparse.data), np.repeat(np.arange(len(labels)), np.diff(sparse.indptr))
     if bad.any():
         where = f"row {rows[bad][0] + 1}, column {sparse.indices[bad][0] + 1}"

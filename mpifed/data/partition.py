@@ -18,17 +18,9 @@ from mpifed.core.streams import generator
 from mpifed.data.samples import Labelled, Split, Texts
 
 __all__ = [
-    "IID",
-    "Dirichlet",
-    "ByClass",
-    "PositiveRatios",
-    "Quantity",
-    "Natural",
-    "PARTITIONS",
-    "Partition",
-    "divide",
-    "thin",
-]
+    "IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "Natural", "PARTITIONS", "Partition",
+    "divide", "thin",
+]  # fmt: skip
 
 Parts = list[np.ndarray]
 
@@ -173,9 +165,8 @@ class Natural:
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         raise ValueError(
-            "the partition 'natural' requires a data set that names the clients, such as a table with "
-            "client = "
-            '"hospital"'
+            "the partition 'natural' requires a data set that names the clients, such as a table with the "
+            'setting client = "hospital"'
         )
 
 

@@ -17,22 +17,9 @@ from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
 
 __all__ = [
-    "PARTS",
-    "Grouping",
-    "Images",
-    "Labelled",
-    "Pixels",
-    "Split",
-    "Table",
-    "Texts",
-    "expect_all_classes",
-    "expect_labels",
-    "hold_out",
-    "encode_labels",
-    "owner_fields",
-    "splits_of",
-    "splits",
-]
+    "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "expect_all_classes",
+    "expect_labels", "hold_out", "encode_labels", "owner_fields", "splits_of", "splits",
+]  # fmt: skip
 
 #: The splits of a data set, in the order of their use.
 PARTS = ("train", VALIDATION, "test")
@@ -144,8 +131,10 @@ class Labelled:
             ValueError: the data set has no groups of this name, or a group has no training samples.
         """
         if name not in self.groups:
-            known = ", ".join(self.groups) or "none; a table has them with the setting groups = [COLUMN]"
-            raise ValueError(f"groups = {short_repr(name)}: the data set has the groups {known}")
+            known = f"the groups {', '.join(self.groups)}"
+            if not self.groups:
+                known = "no groups; a table has them with the setting groups = [COLUMN]"
+            raise ValueError(f"groups = {short_repr(name)}: the data set has {known}")
         grouping = self.groups[name]
         counts = np.bincount(grouping.numbers["train"], minlength=len(grouping.names))
         if len(empty := np.flatnonzero(counts == 0)):
@@ -288,18 +277,22 @@ def encode_labels(
         where: function that returns the place of a row, for messages.
 
     Raises:
-        DataError: a value is a fraction or not finite.
+        DataError: a value is a fraction, not finite or of another type.
     """
-    if values.dtype.kind == "f":
-        odd = np.flatnonzero(~np.isfinite(values) | (values != np.round(values)))
-        if len(odd):
-            raise DataError(
-                f"{where(odd[0])}: expected classes in {short_repr(name)}, words or whole numbers, found "
-                f"{values[odd[0]]}"
-            )
-        values = values.astype(np.int64)
-    elif values.dtype.kind not in "biu":
-        values = values.astype(str)
+    kind = values.dtype.kind
+    if kind == "f":
+        odd = ~np.isfinite(values) | (values != np.round(values))
+    else:
+        objects = values if kind == "O" else ()
+        odd = np.array([not isinstance(value, str | int) for value in objects], dtype=bool)
+    if odd.any():
+        row = int(odd.argmax())
+        raise DataError(
+            f"{where(row)}: expected classes in {short_repr(name)}, words or whole numbers, found "
+            f"{short_repr(values[row])}"
+        )
+    if kind not in "biu":
+        values = values.astype(np.int64 if kind == "f" else str)
     names, numbers = np.unique(values, return_inverse=True)
     return tuple(map(str, names.tolist())), numbers.astype(np.int64)
 

@@ -139,7 +139,7 @@ class Source:
     def missing(self, names: str, expected: str) -> DataError:
         """Return the error for the case that none of the files ``names`` exists."""
         found = f"no such file in {self.folder.absolute()}" if self.folder else "none of the folders"
-        return DataError(f"{self.name} lacks a file: expected one of {names}, {expected}; found {found}")
+        return DataError(f"{self.name} lacks a file: expected one of {names} ({expected}), found {found}")
 
 
 def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:

@@ -26,16 +26,9 @@ from mpifed.data.samples import Texts
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = [
-    "TextColumns",
-    "TextLines",
-    "TextSet",
-    "WordVectors",
-    "encode",
-    "random_vectors",
-    "read_vectors",
-    "word_vectors",
-    "words_of",
-]
+    "TextColumns", "TextLines", "TextSet", "WordVectors", "encode", "random_vectors", "read_vectors",
+    "word_vectors", "words_of",
+]  # fmt: skip
 
 Part = tuple[list[str], np.ndarray]
 
@@ -185,7 +178,7 @@ class TextSet:
 
 #: The default file of word vectors.
 VECTORS = "googlenews300_small_f16.npz"
-_PLACE = ("word vectors", "https://nlp.stanford.edu/projects/glove/")
+_PLACE = ("the set of word vectors", "https://nlp.stanford.edu/projects/glove/")
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
 from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owner_fields
-from mpifed.data.sources import DataError
+from mpifed.data.sources import DataError, parsing
 
 __all__ = ["UserFunction", "UserTextFunction"]
 
@@ -102,9 +102,11 @@ class UserFunction(UserObject):
     def _classes(self, given: Any, parts: dict[str, Pair]) -> tuple[str, ...]:
         """Return the names of the classes; empty if they are named by their numbers."""
         if given is not None and not (
-            isinstance(given, Sequence) and all(isinstance(one, str) for one in given)
+            isinstance(given, list | tuple)
+            and all(isinstance(one, str) for one in given)
+            and len({*given}) == len(given)
         ):
-            raise DataError(f"{self}, classes: expected a list of names, found {_described(given)}")
+            raise DataError(f"{self}, classes: expected a list of different names, found {short_repr(given)}")
         train = parts["train"][1]
         if given is None and train.min() > 0:
             low, high = train.min(), train.max()
@@ -180,18 +182,20 @@ def _stacked(samples: list, what: str) -> Any:
                 f"{what}: expected samples that are tensors or arrays of one shape, found {_described(one)} "
                 f"in row {row}: convert them in the Dataset's transform"
             )
-    return np.stack([_array(one) for one in samples])
+    return np.stack([_array(one, what) for one in samples])
 
 
 def _as_numbers(samples: Any, what: str) -> np.ndarray:
     """Return samples ``[n, ...]`` as float32."""
-    array = _array(samples)
-    if array.dtype.kind not in "biuf" or array.ndim < 2:
+    array = _array(samples, what)
+    if array.dtype.kind not in "biuf" or array.ndim < 2 or 0 in array.shape[1:]:
         raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _as_texts(samples: Any, what: str) -> list[str]:
+    if isinstance(samples, str) or not isinstance(samples, Iterable):
+        raise DataError(f"{what}: expected a list of texts, found {_described(samples)}")
     texts = list(samples)
     if odd := [row for row, one in enumerate(texts) if not isinstance(one, str)]:
         raise DataError(f"{what}: expected texts, found {_described(texts[odd[0]])} in row {odd[0]}")
@@ -200,7 +204,7 @@ def _as_texts(samples: Any, what: str) -> list[str]:
 
 def _as_labels(labels: Any, what: str) -> np.ndarray:
     """Return labels ``[n]`` as int64."""
-    array = _array(labels)
+    array = _array(labels, what)
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise DataError(
             f"{what}: expected labels [n] that are integers from 0, found {_described(array)}: number the "
@@ -209,5 +213,6 @@ def _as_labels(labels: Any, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _array(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+def _array(value: Any, what: str) -> np.ndarray:
+    with parsing(what, "an array"):
+        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -103,7 +103,7 @@ class _Splits:
     """A file and the settings that assign its rows to training, validation and test."""
 
     file: str = Field(
-        description="the file, from the working folder: .csv, .tsv, .npz; others are LIBSVM text"
+        description="the file: .csv, .tsv, .npz; others are LIBSVM text; relative to the working folder"
     )
     target: str = Field(default=LABEL, description="column of the labels: words, whole numbers or booleans")
     test: float | str | None = Field(
@@ -188,8 +188,8 @@ class _Splits:
 class UserTable(_Splits):
     """Rows of numbers in a user-defined file: CSV, a NumPy archive or LIBSVM text.
 
-    A column of words becomes one column of 0 and 1 per word. A NumPy archive holds the target and one array
-    of samples ``[n, ...]``. Missing values are refused.
+    Columns of words are one-hot encoded. A NumPy archive contains the target and one array of samples
+    ``[n, ...]``. Missing values are refused.
     """
 
     drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as row numbers")
@@ -216,6 +216,13 @@ class UserTable(_Splits):
             for name in ("drop", "separator", "group_features"):
                 if getattr(self, name):
                     raise ValueError(f"{name} applies only to .csv and .tsv files")
+        if dropped := [name for name in self.drop if name in self.named]:
+            raise ValueError(
+                f"drop: expected columns other than those of target, split, client and groups, got "
+                f"{short_repr(dropped[0])}"
+            )
+        if self.group_features and self.target in self.groups:
+            raise ValueError(f"group_features would make the target {short_repr(self.target)} a feature")
         if other := [file for file in self.files.values() if _format(file) != format]:
             raise ValueError(
                 f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"
@@ -233,7 +240,7 @@ class UserTable(_Splits):
             DataError: a file is missing, damaged, or has other columns; a value is missing; a class has no
                 training rows.
         """
-        source, files = Source("the data set", [Path()]), list(self.files.values())  # from the working folder
+        source, files = Source("the data set", [Path()]), list(self.files.values())
         format = _format(self.file)
         if format == "npz":
             rows = _read_npz(source, files, self.named)
@@ -263,7 +270,7 @@ class UserTable(_Splits):
 class UserTexts(_Splits):
     """Texts with two classes of labels in a user-defined .csv or .tsv file, one text per row."""
 
-    file: str = Field(description="the file, .csv or .tsv, from the working folder")
+    file: str = Field(description="the file, .csv or .tsv, relative to the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
         default=None, description="positive label; by default the second of two labels in alphabetical order"
@@ -283,7 +290,7 @@ class UserTexts(_Splits):
             DataError: a file is missing, damaged, or has other columns; a cell is empty; there are not two
                 classes.
         """
-        source = Source("the data set", [Path()])  # from the working folder
+        source = Source("the data set", [Path()])
         named = [*self.named, self.text]
         as_words = self.format | {"dtype": str, "keep_default_na": False, "na_values": [""]}
         table, places = _concatenated(source, list(self.files.values()), named, as_words)
@@ -370,8 +377,7 @@ def _read_csv(
 ) -> Rows:
     """Read all columns except ``drop`` and those in ``named`` but not in ``kept`` as samples, float64.
 
-    A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
-    per word, in alphabetical order.
+    Columns of numbers or booleans are copied; columns of words are one-hot encoded, in alphabetical order.
     """
     table, places = _concatenated(source, files, [*named, *drop], options)
     table = table.drop(columns=list(drop))
@@ -501,7 +507,7 @@ def _samples(file: str, arrays: dict[str, np.ndarray], named: Sequence[str]) -> 
             f"{file}: expected one array of samples in addition to {', '.join(named)}, found {found}"
         )
     samples = arrays[others[0]]
-    if samples.dtype.kind not in "biuf" or samples.ndim < 2 or not len(samples):
+    if samples.dtype.kind not in "biuf" or samples.ndim < 2 or not samples.size:
         found = f"type {samples.dtype} and shape {samples.shape}"
         raise DataError(f"{file}: expected numbers [rows, ...] in {others[0]}, found {found}")
     for name in named:

@@ -25,16 +25,6 @@ Model = choice("model", MODELS, Module)
 SequenceModel = choice("model", {"rnn": RNN}, SequenceModule, title="recurrent model")
 
 __all__ = [
-    "MODELS",
-    "Model",
-    "SequenceModel",
-    "Linear",
-    "MLP",
-    "LeNet5",
-    "CNN",
-    "CNN7",
-    "Conv4",
-    "Module",
-    "ResNet",
+    "MODELS", "Model", "SequenceModel", "Linear", "MLP", "LeNet5", "CNN", "CNN7", "Conv4", "Module", "ResNet",
     "RNN",
-]
+]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -184,9 +184,7 @@ class ResNet(Network):
     width: PositiveInt = Field(
         default=64, description="channels of the first convolution and inside the blocks of the first stage"
     )
-    groups: Annotated[int, Field(ge=1)] = Field(
-        default=32, description="number of groups of channels for normalisation"
-    )
+    groups: PositiveInt = Field(default=32, description="number of groups of channels for normalisation")
     stem: Literal["large", "small"] = Field(
         default="large",
         description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 without these for small images "

@@ -7,9 +7,9 @@ the built-in networks and can be vectorised over clients. It is tested on random
   parameter (``requires_grad = False``) is not a variable; like a buffer, it keeps its initial value.
 * Buffers are constants. Random buffers are refused, because they do not depend on the seed of the run, and so
   is a ``forward`` that writes to a buffer.
-* Batch normalisation is refused: it couples the samples of a batch, so the loss of a batch is a biased
-  estimate of a client's loss, and its running averages are not variables and differ between heterogeneous
-  clients (Hsieh et al. 2020).
+* Functions that couple the samples of a batch are refused, because the loss of a batch would be a biased
+  estimate of a client's loss. Batch normalisation is one of them; its running averages are not variables and
+  differ between heterogeneous clients (Hsieh et al. 2020).
 * Dropout uses random numbers with addresses (:mod:`mpifed.core.sampling`) in gradients, and is off in
   evaluations. Other random operations in ``forward`` and other differences between training and evaluation
   are refused.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,11 +54,11 @@ class Module(UserObject, Network):
     Parameters have the names in the module's ``state_dict``; :meth:`module` converts them back to a module.
 
     Attributes:
-        drops: whether the module uses dropout in training, set by :meth:`shapes`.
+        has_dropout: whether the module uses dropout in training, set by :meth:`shapes`.
     """
 
     expected = "an nn.Module class, or a function that returns one"
-    drops = False
+    has_dropout = False
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -79,6 +80,12 @@ class Module(UserObject, Network):
                     tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
                 )
         return digest.hexdigest()
+
+    @classmethod
+    def _from_instance(cls, value: Any) -> UserObject | None:
+        if inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module)):
+            return cls._from_function(value)
+        return super()._from_instance(value)
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Return the shapes of the parameters, in order, for samples of shape ``(c, h, w)`` or ``(d,)``.
@@ -254,11 +261,21 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     """
     _expect_layers(module)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    with _NoRandomness():
-        value, again = (_call(module.eval(), inputs) for _ in range(2))
+    fewer = tuple(one[1:] for one in inputs)  # recurrent layers over the batch depend on the first sample
+    with _NoRandomness(), torch.enable_grad():
+        value, again, part = (_call(module.eval(), given) for given in (inputs, inputs, fewer))
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
+    if not value.requires_grad:
+        raise Unsupported(
+            "has outputs without gradients: expected no torch.no_grad, .detach() and .numpy() in forward"
+        )
+    if not _close(part, value[1:]):
+        raise Unsupported(
+            "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
+            "and attention need batch_first=True)"
+        )
     words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
     with DropoutMode(words) as dropping, _NoRandomness():
         trained = _call(module.train(), inputs)

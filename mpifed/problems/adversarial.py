@@ -54,12 +54,15 @@ class AdversarialTraining(LabelledImages, Minimisation):
                 [0, 1].
         """
         super().prepare(seed, data_dir)
-        self._seed, self._pixels, train = seed, len(self._images.shape) == 3, self._images.train
-        if self._pixels and isinstance(train, torch.Tensor) and not 0 <= train.min() <= train.max() <= 1:
-            raise ValueError(
-                f"AdversarialTraining: expected images with elements in [0, 1], found {float(train.min()):g} "
-                f"to {float(train.max()):g} in {self.dataset}: scale them"
-            )
+        self._seed, self._pixels = seed, len(self._images.shape) == 3
+        for part, split in self._splits.items():
+            if self._pixels and isinstance(split.samples, torch.Tensor):
+                low, high = (float(bound) for bound in split.samples.aminmax())
+                if low < 0 or high > 1:
+                    raise ValueError(
+                        f"AdversarialTraining: expected images with elements in [0, 1], found {low:g} to "
+                        f"{high:g} in {self.dataset}, {part}: scale them"
+                    )
 
     @property
     def gradients_per_call(self) -> int:

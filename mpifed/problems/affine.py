@@ -137,9 +137,7 @@ class Coupled(Affine):
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return one row: C_n ``[1, dx, dy]`` and offset_n ``[1, dx + dy]``."""
-        return torch.from_numpy(self._C[client][None].copy()), torch.from_numpy(
-            self._offsets[client][None].copy()
-        )
+        return tuple(torch.from_numpy(one[client][None].copy()) for one in (self._C, self._offsets))
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         C, offset = batch[0][:, 0], batch[1][:, 0]  # each client has one row: all rows of a batch are equal

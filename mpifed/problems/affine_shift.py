@@ -71,13 +71,13 @@ class AffineShift(LabelledImages, Minimax):
 
     def variables(self) -> Blocks:
         d = self._features
-        return Blocks(x=self._shapes, y={"matrix": (d,) if self.diagonal else (d, d), "offset": (d,)})
+        return Blocks(x=self.network, y={"matrix": (d,) if self.diagonal else (d, d), "offset": (d,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network, Λ = I and δ = 0."""
         d = self._features
         identity = torch.ones(d) if self.diagonal else torch.eye(d).flatten()
-        return {"x": self.model.start(self._shapes, rng), "y": torch.cat([identity, torch.zeros(d)])}
+        return {"x": self.model.start(self.network, rng), "y": torch.cat([identity, torch.zeros(d)])}
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch

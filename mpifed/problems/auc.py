@@ -1,5 +1,4 @@
-"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20), for any
-network and any samples."""
+"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20)."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ __all__ = ["AUC", "Ranking"]
 class Ranking(HeldOut):
     """Base class of problems in which a network h(w; ·) ranks positive above negative samples.
 
-    A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in ``prepare``, and defines
+    A subclass sets ``model`` and ``network``, calls :meth:`_divide` in ``prepare``, and defines
     :meth:`outputs`.
     """
 
@@ -39,9 +38,20 @@ class Ranking(HeldOut):
     )
 
     def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
-        """Drop positive samples and partition the training data; the classes ``above`` are positive."""
+        """Drop positive samples and partition the training data; the classes ``above`` are positive.
+
+        Raises:
+            ValueError: a split has no positive or no negative samples, or the partition does not fit them.
+        """
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
+        for part, split in splits.items():
+            number = int(np.isin(split.labels, above).sum())
+            if not 0 < number < len(split):
+                raise ValueError(
+                    f"expected positive and negative {part} samples, found {number} positive and "
+                    f"{len(split) - number} negative"
+                )
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
@@ -55,22 +65,17 @@ class Ranking(HeldOut):
         """Return the network's outputs ``[b]``. Larger outputs mean that samples are more likely positive."""
         raise NotImplementedError
 
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, which are in x."""
-        return self._shapes
-
     def x_with(self, **more: tuple[int, ...]) -> Shapes:
         """Return the shapes of x: the network's parameters, followed by ``more``.
 
         Raises:
             ValueError: a parameter of the network has the name of another variable.
         """
-        if both := sorted(more.keys() & self._shapes.keys()):
+        if both := sorted(more.keys() & self.network.keys()):
             raise ValueError(
                 f"the network has a parameter {both[0]!r}, which is also a variable of the problem: rename it"
             )
-        return {**self._shapes, **more}
+        return {**self.network, **more}
 
     def client_size(self, client: int) -> int:
         return len(self._rows[client])
@@ -92,18 +97,10 @@ class Ranking(HeldOut):
 
 @problem_settings
 class AUC(Ranking, Minimax):
-    """min over (w, a, b), max over α of the mean loss of a scoring function h(w; ·).
-
-    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
-
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
-
-    x consists of w, a and b; y is α.
-    """
+    """Base class of :class:`mpifed.problems.DeepAUC` for any network and any samples."""
 
     p: Literal["pooled", "client"] = Field(
-        default="pooled",
-        description="fraction p in the loss: of all training data, or of each client's data",
+        default="pooled", description="fraction p in the loss: of all training data, or of each client's data"
     )
     score: Literal["identity", "sigmoid"] = Field(
         default="identity", description="h: the network's output, or its sigmoid"
@@ -119,7 +116,7 @@ class AUC(Ranking, Minimax):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; a, b and α start at 0."""
         ab = torch.zeros(2, dtype=torch.float64)
-        return {"x": torch.cat([self.model.start(self._shapes, rng), ab])}
+        return {"x": torch.cat([self.model.start(self.network, rng), ab])}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"``, p ``[n]``."""

@@ -31,10 +31,6 @@ class Classification(LabelledImages, Minimisation):
             loss = loss + self.weight_decay / 2 * sum((weights**2).sum() for weights in x.values())
         return loss
 
-    def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n, classes]``."""
-        return self.scores(x, rows)
-
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the ``accuracy`` on the test images, and ``worst_accuracy``, the smallest of any class."""
         accuracy, by_class = self.accuracies(predictions)

@@ -49,7 +49,7 @@ class ImageRanking(Ranking):
         """
         self._images = images = self.read_once(data_dir)
         self.files = images.files
-        self._shapes = self.model.shapes(images.shape, outputs=1)
+        self.network = self.model.shapes(images.shape, outputs=1)
         above, self._below = self._sides(images.names)
         used = [*above, *self._below]
         self._divide(splits(splits_of(images), self.validation, seed, used), above, seed, images)
@@ -64,7 +64,8 @@ class ImageRanking(Ranking):
         if not above or not below or not above | below <= set(names):
             raise ValueError(
                 f"positive_classes and negative_classes: expected some but not all of the classes "
-                f"{truncate(', '.join(names))} of {self.dataset}, got {_listed(above)} and {_listed(below)}"
+                f"{truncate(', '.join(names))} of {self.dataset}, got positive {_listed(above)} and negative "
+                f"{_listed(below)}"
             )
         if both := above & below:
             raise ValueError(
@@ -83,10 +84,10 @@ class ImageRanking(Ranking):
         return self.model(x, samples).squeeze(1)
 
     @torch.no_grad()
-    def scores(self, x: Named, rows: slice) -> torch.Tensor:
+    def predict(self, x: Named, *y_and_rows) -> torch.Tensor:
         """Return the network's outputs ``[n]``. A sigmoid is omitted, since it could only cause ties."""
         like = next(iter(x.values()))
-        chunks = self._held_out_chunks(rows, like.device, like.dtype)
+        chunks = self._held_out_chunks(y_and_rows[-1], like.device, like.dtype)
         return torch.cat([self.outputs(x, chunk) for chunk in chunks])
 
 
@@ -110,10 +111,6 @@ class DeepAUC(ImageRanking, Augmented, AUC):
         """
         super().prepare(seed, data_dir)
         self._expect_images(self._images.shape)
-
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n]``."""
-        return self.scores(x, rows)
 
 
 def _listed(names: set[str]) -> str:

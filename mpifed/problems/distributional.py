@@ -74,10 +74,6 @@ class DistributionallyRobust(LabelledImages, Composition):
         weights = torch.exp(losses / self.lam)
         return self.lam * weights.mean(), weights @ gradients / self.clients
 
-    def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n, classes]``."""
-        return self.scores(x, rows)
-
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the metrics.
 

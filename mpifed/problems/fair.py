@@ -63,8 +63,7 @@ class FairClassification(Grouped, Minimax):
     of group c of the samples."""
 
     groups: str | None = Field(
-        default=None,
-        description="name of the groups of the data set, such as sex; default: the classes",
+        default=None, description="name of the groups of the data set, such as sex; default: the classes"
     )
 
     source = "Shen et al. 2024, section 4.2"
@@ -84,13 +83,13 @@ class FairClassification(Grouped, Minimax):
         self._inverse_share = len(groups) / counts.double()
 
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes, y={"y": (len(self._grouping.names),)})
+        return Blocks(x=self.network, y={"y": (len(self._grouping.names),)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network and uniform weights."""
         count = len(self._grouping.names)
         return {
-            "x": self.model.start(self._shapes, rng),
+            "x": self.model.start(self.network, rng),
             "y": torch.full((count,), 1 / count, dtype=torch.float64),
         }
 
@@ -107,10 +106,6 @@ class FairClassification(Grouped, Minimax):
         group = groups[0] if groups else labels
         losses = F.cross_entropy(self.model(x, images), labels, reduction="none")
         return (y["y"][group] * inverse_share * losses).mean()
-
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n, classes]``."""
-        return self.scores(x, rows)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``mean_accuracy`` and ``worst_accuracy``, mean and minimum test accuracy over classes.

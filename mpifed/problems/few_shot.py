@@ -78,12 +78,13 @@ class FewShotMAML(NetworkMAML):
         train, test = self._pools(data)
         if len(test[0]) <= self.shots or self.ways > len(train):
             raise ValueError(
-                f"{self.dataset}: expected at least ways = {self.ways} classes, and more than "
-                f"shots = {self.shots} test images per class, got {len(train)} and {len(test[0])}"
+                f"{self.dataset}: expected at least ways = {self.ways} classes, and more than shots = "
+                f"{self.shots} test images per class, at most samples = {self.samples} of which are used, "
+                f"got {len(train)} classes and {len(test[0])} images"
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
         self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
-        self._shapes = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
+        self.network = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
         self.test_rows = self.tests
 
     def _pools(self, images: Omniglot | Labelled) -> list:

@@ -17,7 +17,6 @@ from mpifed.data.augmentation import Augmented
 from mpifed.data.partition import IID, divide
 from mpifed.data.samples import Split, hold_out, splits, splits_of
 from mpifed.models import Linear, Model
-from mpifed.models.base import Shapes
 
 __all__ = ["HeldOut", "LabelledImages", "accuracies"]
 
@@ -129,7 +128,7 @@ class LabelledImages(HeldOut, Augmented):
         self._images = images = self.read_once(data_dir)
         self.files = images.files
         self._expect_images(images.shape)
-        self._shapes = self.model.shapes(images.shape, outputs=images.classes)
+        self.network = self.model.shapes(images.shape, outputs=images.classes)
         self._splits = splits(splits_of(images), self.validation, seed)
         train = self._splits["train"]
         positive = train.labels >= (images.classes + 1) // 2
@@ -137,17 +136,12 @@ class LabelledImages(HeldOut, Augmented):
         self._hold_out_locally(seed)
         self._select_split("test")
 
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``."""
-        return self._shapes
-
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
+        return Blocks(x=self.network)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; other blocks start at 0."""
-        return {"x": self.model.start(self._shapes, rng)}
+        return {"x": self.model.start(self.network, rng)}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
@@ -169,6 +163,10 @@ class LabelledImages(HeldOut, Augmented):
         like = next(iter(x.values()))
         chunks = self._held_out_chunks(rows, like.device, like.dtype)
         return torch.cat([self.model(x, chunk + shift) for chunk in chunks])
+
+    def predict(self, x: Named, *y_and_rows) -> torch.Tensor:
+        """Return the network's outputs for held-out images, ``[n, classes]``."""
+        return self.scores(x, y_and_rows[-1])
 
     def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
         """Return the outputs for the unchanged images, which come first, ``[n, classes]``."""

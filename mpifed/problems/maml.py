@@ -15,7 +15,6 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Composition, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
-from mpifed.models.base import Shapes
 
 __all__ = ["MAML", "LinearMAML", "NetworkMAML"]
 
@@ -70,19 +69,14 @@ class MAML(Composition):
 
 
 class NetworkMAML(MAML):
-    """MAML for a network. A subclass has the setting ``model`` and sets ``_shapes`` in ``prepare``."""
-
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, which are all of x."""
-        return self._shapes
+    """MAML for a network. A subclass has the setting ``model`` and sets ``network`` in ``prepare``."""
 
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
+        return Blocks(x=self.network)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network."""
-        return {"x": self.model.start(self._shapes, rng)}
+        return {"x": self.model.start(self.network, rng)}
 
 
 @problem_settings

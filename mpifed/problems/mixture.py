@@ -109,16 +109,16 @@ class ClientMixture(LabelledImages, _Mixture):
         Raises:
             ValueError: data, model and partition do not fit together, or there are too many clients.
         """
-        super().prepare(seed, data_dir)
         self.expect_few_clients()
+        super().prepare(seed, data_dir)
 
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes, y={"weights": (self.clients,)})
+        return Blocks(x=self.network, y={"weights": (self.clients,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network and uniform weights."""
         weights = torch.full((self.clients,), 1 / self.clients, dtype=torch.float64)
-        return {"x": self.model.start(self._shapes, rng), "y": weights}
+        return {"x": self.model.start(self.network, rng), "y": weights}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return images ``[n, c, h, w]``, labels ``[n]`` and the number of the client ``[n]``."""
@@ -142,10 +142,6 @@ class ClientMixture(LabelledImages, _Mixture):
             ]
             losses.append(sum(parts) / len(labels))
         return torch.stack(losses)
-
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n, classes]``."""
-        return self.scores(x, rows)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the ``accuracy`` on the test images, and :meth:`loss_metrics` on all training data."""

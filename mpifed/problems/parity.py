@@ -72,9 +72,8 @@ class GroupParity(Grouped, Minimax):
         counts = np.bincount(self.train_groups(), weights=counted, minlength=len(self._grouping.names))
         if lacking := np.flatnonzero(counts == 0).tolist():
             name = self._grouping.names[lacking[0]]
-            raise ValueError(
-                f"{self.criterion} needs positive training samples of every group, {name} has none"
-            )
+            kind = "positive " if self.criterion == "equal_opportunity" else ""
+            raise ValueError(f"expected {kind}training samples of every group, found none of {name}")
         self._inverse_shares = len(counted) / counts
         self._inverse_share = len(counted) / counts.sum()
 
@@ -83,7 +82,7 @@ class GroupParity(Grouped, Minimax):
         return np.ones(len(labels), dtype=bool) if self.criterion == "demographic_parity" else labels == 1
 
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes, y={"y": (len(self._grouping.names),)})
+        return Blocks(x=self.network, y={"y": (len(self._grouping.names),)})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return samples ``[n, ...]`` and labels, groups, and weights of the samples in s_g and in s,
@@ -114,10 +113,6 @@ class GroupParity(Grouped, Minimax):
             means -= (in_all * probabilities).sum()
         return (means / self.mu).clamp(-self.bound, self.bound).to(like)
 
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n, 2]``."""
-        return self.scores(x, rows)
-
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return metrics of the test samples.
 
@@ -132,9 +127,11 @@ class GroupParity(Grouped, Minimax):
         wrong = np.where(np.isnan(assigned), np.nan, assigned != labels)
         counted = self._counted(labels)
         probabilities, groups = torch.sigmoid(scores).numpy()[counted], self.test_groups()[counted]
-        present = np.unique(groups)
-        gaps = np.array([probabilities[groups == group].mean() for group in present]) - probabilities.mean()
-        rates = [assigned[counted][groups == group].mean() for group in present]
+        present = [groups == group for group in np.unique(groups)]
+        gaps = rates = np.full(1, np.nan)  # if no samples are counted
+        if present:
+            gaps = np.array([probabilities[members].mean() for members in present]) - probabilities.mean()
+            rates = np.array([assigned[counted][members].mean() for members in present])
         y_best = np.clip(gaps / self.mu, -self.bound, self.bound)
         loss = F.cross_entropy(predictions.double().cpu(), torch.from_numpy(labels))
         return {

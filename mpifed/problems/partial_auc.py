@@ -56,9 +56,7 @@ class _Pairs(ImageRanking):
     )
     margin: float = Field(default=1.0, gt=0, description="margin c of the squared hinge loss of a pair")
     s_speed: float = Field(
-        default=1.0,
-        gt=0,
-        description="step size of s relative to that of w: x contains s / sqrt(s_speed)",
+        default=1.0, gt=0, description="step size of s relative to that of w: x contains s / sqrt(s_speed)"
     )
 
     source = "Zhu et al. 2022"
@@ -88,8 +86,8 @@ class _Pairs(ImageRanking):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; all other variables of x start at 0."""
         shapes = self.variables()["x"]
-        more = sum(int(np.prod(shape)) for name, shape in shapes.items() if name not in self._shapes)
-        start = self.model.start(self._shapes, rng)
+        more = sum(int(np.prod(shape)) for name, shape in shapes.items() if name not in self.network)
+        start = self.model.start(self.network, rng)
         return {"x": torch.cat([start, torch.zeros(more, dtype=start.dtype)])}
 
     def client_size(self, client: int) -> int:
@@ -139,10 +137,6 @@ class OneWayPAUC(_Pairs, Minimisation):
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return (batch[2] * self.cvar(x, batch)).mean()
-
-    def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n]``."""
-        return self.scores(x, rows)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.
@@ -204,10 +198,6 @@ class TwoWayPAUC(_Pairs, Minimax):
                 batch = samples[rows].to(like), coordinates[rows], weights[rows], *negative
                 selected.append(self.cvar(x, batch) > x["threshold"])
         return torch.cat(selected).to(like)
-
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Return the network's outputs, ``[n]``."""
-        return self.scores(x, rows)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.

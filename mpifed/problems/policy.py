@@ -63,11 +63,7 @@ class MSPBE(Minimax):
         states = self._trajectories(chances, stream.uniform(self.samples + 1)[:, 0])
         rewards = rewards + self.heterogeneity * stream.normal(self.states)[:, 0]
         now, after = states[:, :-1], states[:, 1:]
-        self._columns = (
-            features[now],
-            np.take_along_axis(rewards, now, axis=1),
-            features[after],
-        )
+        self._columns = (features[now], np.take_along_axis(rewards, now, axis=1), features[after])
         self._set_means()
 
     def _trajectories(self, chances: np.ndarray, uniform: np.ndarray) -> np.ndarray:

@@ -114,9 +114,8 @@ class QuadraticNCPL(Minimax):
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return H(x, y) + (p_n, s_n). All rows of a batch are the client's only row."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
-        return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split(
-            (self.dx, self.dy), dim=-1
-        )
+        gradient = (H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear
+        return gradient.split((self.dx, self.dy), dim=-1)
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the minimiser x* of Φ and a maximiser y* of f(x*, ·), ``[dx]`` and ``[dy]`` float64."""

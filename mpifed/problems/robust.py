@@ -44,7 +44,7 @@ class RobustRegression(LabelledImages, Minimax):
         return Sets(y=Ball(self.radius))
 
     def variables(self) -> Blocks:
-        return Blocks(x=self._shapes, y={"nu": self._images.shape})
+        return Blocks(x=self.network, y={"nu": self._images.shape})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""

@@ -49,10 +49,9 @@ class SinusoidMAML(NetworkMAML):
         Raises:
             ValueError: the model does not accept samples with one feature.
         """
-        self._shapes = self.model.shapes((1,), outputs=1)
-        self._inputs, self._targets = _rows(Stream(seed, "sinusoid", np.arange(self.clients)), self.samples)[
-            0
-        ]
+        self.network = self.model.shapes((1,), outputs=1)
+        clients = Stream(seed, "sinusoid", np.arange(self.clients))
+        (self._inputs, self._targets), _ = _rows(clients, self.samples)
         held_out = Stream(seed, "sinusoid test", np.arange(self.tests))
         self._support, self._query = _rows(held_out, self.shots)
         self.test_rows = self.tests

@@ -90,10 +90,8 @@ class SoftplusSaddle(Minimax):
         return Blocks(x={"x": (self.dx,)}, y={"y": (self.dy,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        return {
-            block: torch.from_numpy(rng.standard_normal(d))
-            for block, d in {"x": self.dx, "y": self.dy}.items()
-        }
+        sizes = {"x": self.dx, "y": self.dy}
+        return {block: torch.from_numpy(rng.standard_normal(d)) for block, d in sizes.items()}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Return a_nj ``[n, dx]``, b_nj ``[n, dy]`` and, in each row, C_n, u_n and v_n."""
@@ -131,10 +129,7 @@ class SoftplusSaddle(Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the distance ``error`` from the saddle point, and ``operator_norm`` = ‖V(z)‖ of the mean."""
         z = np.concatenate([one.cpu().double().numpy() for one in (x["x"], y["y"])])
-        return {
-            "error": float(np.linalg.norm(z - self._solution)),
-            "operator_norm": self._residual(z),
-        }
+        return {"error": float(np.linalg.norm(z - self._solution)), "operator_norm": self._residual(z)}
 
 
 def _mean_softplus(rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -93,7 +93,7 @@ class TextAUC(AUC):
         """
         texts, self._table = self.read_once(data_dir)
         self.files, self._tables = texts.files, {}
-        self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
+        self.network = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
         self._divide(splits(splits_of(texts), self.validation, seed), [1], seed, texts)
 
     def class_names(self) -> list[str]:

@@ -42,8 +42,7 @@ class WGAN(Minimax):
         default=0.0, ge=0, description="heterogeneity: standard deviation of the clients' means μ_k"
     )
     latent: Literal["paired", "fresh"] = Field(
-        default="paired",
-        description="z of the generator: the z of the real datum, or an independent z",
+        default="paired", description="z of the generator: the z of the real datum, or an independent z"
     )
     samples: int = Field(
         default=0,

@@ -282,7 +282,7 @@ CASES = [
     ("zip", "r.zip", lambda old: member(old, "r/test/a/3.png", bytes(2**20 + 1), stated=9), "",
      ", test/a/3.png: expected an image of 6 x 4 pixels, found a file that cannot be decoded: "),
     ("zip", "r.zip", lambda old: member(old, "r/test/c/1.png", picture(6, 4, 3)), "",
-     "expected only classes of train in test, found the class 'c'"),
+     "expected training samples of every class, found none of 'c' (but 1 in test)"),
     ("zip", "r.zip", zipped({name: text for name, text in TREE.items() if "train" in name}), "",
      "expected images in test or val, one folder per class, found none"),
     ("zip", "r.zip", zipped({name: text for name, text in TREE.items() if "test" in name}), "",
@@ -297,7 +297,7 @@ CASES = [
     ("tiny", "r/val/val_annotations.txt", b"v1.png\tn\xff\n", "",
      ", val/val_annotations.txt: expected one line per image of val/images: its name, a tab and its "
      "class, found a file that cannot be read: "),
-    ("tiny", "r/val/val_annotations.txt", b"v1.png\tn9\nv2.png\tn1\n", "", "found the class 'n9'"),
+    ("tiny", "r/val/val_annotations.txt", b"v1.png\tn9\nv2.png\tn1\n", "", "found none of 'n9'"),
     ("tiny zip", "r.zip", lambda old: zipped(TINY | {"val/val_annotations.txt": b"v1.png\tn\xff\n"}), "",
      ", val/val_annotations.txt: expected one line"),
     ("tiny zip", "r.zip", lambda old: zipped(TINY | {"val/val_annotations.txt": bytes(2**20 + 1)}), "",

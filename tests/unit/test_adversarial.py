@@ -69,11 +69,14 @@ def test_the_adversary_stays_in_the_box_and_in_the_range_of_pixels():
     assert losses[1] > losses[0] + 0.1
 
 
-def test_images_outside_of_the_range_are_refused():
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_images_outside_of_the_range_are_refused(part):
     def bright():
-        return {part: (255 * np.ones((4, 1, 2, 2)), np.arange(4) % 2) for part in ("train", "test")}
+        images, labels = np.ones((4, 1, 2, 2)), np.arange(4) % 2
+        return {"train": (images, labels), "test": (images, labels), part: (255 * images, labels)}
 
-    with pytest.raises(ValueError, match=r"expected images with elements in \[0, 1\], found 255 to 255"):
+    message = rf"expected images with elements in \[0, 1\], found 255 to 255 in .*, {part}"
+    with pytest.raises(ValueError, match=message):
         prepared(AdversarialTraining(dataset=bright, clients=1))
 
 

@@ -166,6 +166,15 @@ def test_rows_of_data_cleaning():
         assert len(train) == len(validation) == len(labels) == sizes[n]
 
 
+def test_f1_of_the_training_labels_is_a_metric_of_the_test_split_only():
+    problem = DataCleaning(clients=3, dataset="digits", validation=0.1)
+    problem.prepare(1)
+    logits = {"logits": torch.from_numpy(np.where(problem._wrong, -1.0, 1.0))}
+    for one, names in ((problem, {"f1"}), (problem.tested_on("validation"), set())):
+        found = one.metrics(logits, {}, torch.zeros(one.test_rows, 10))
+        assert found.keys() == {"accuracy", "worst_accuracy"} | names and found.get("f1", 1) == 1
+
+
 def test_halves_of_sorted_data_have_the_same_classes(tmp_path):
     """Rows of a client are in the order of the data set, which may be sorted by class."""
     rows = [f"{n},{n // 100}" for n in range(200)]

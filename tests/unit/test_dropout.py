@@ -61,6 +61,12 @@ def test_in_place_and_without_training():
     with DropoutMode(words()) as mode:
         assert F.dropout(values, 0.5, training=False) is values and not mode.used
         assert F.dropout(values, 0.5, True, True) is values and {*values.flatten().tolist()} == {0.0, 2.0}
+    for function in (F.alpha_dropout, F.feature_alpha_dropout):
+        values = torch.rand(6, 5)
+        with DropoutMode(words()):
+            expected = function(values, 0.5, True)
+        with DropoutMode(words()):
+            assert function(values, 0.5, True, True) is values and torch.equal(values, expected)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])

@@ -133,7 +133,7 @@ COMMANDS = [
     ("list xyzzy", "no object contains 'xyzzy'"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
     ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
-    ("run job.toml oracle.noise.scale=1", "unknown noise None"),
+    ("run job.toml oracle.noise.scale=1", "a noise or a table with a name, got {'scale': 1}"),
     ("run job.toml oracle.noise={name='gaussian',scale=0}", "Input should be greater than 0"),
     ("run empty.toml", "[algorithm] has no name: set algorithm.name"),
 ]

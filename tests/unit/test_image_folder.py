@@ -120,7 +120,18 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
     with pytest.raises(DataError, match="expected images in train"):
         PETS(tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip, "):
+    with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip .a zip "):
+        PETS(tmp_path)
+
+
+@pytest.mark.parametrize("files, message", [
+    ({"train/cat/0.png": 0, "test/cat/1.png": 1}, r"photos: expected at least two classes, found 1 \(cat\)"),
+    (dict.fromkeys(("train/cat/0.png", "train/dog/1.png", "test/cow/1.png"), 0),
+     r"training samples of every class, found none of 'cow' \(but 1 in test\)"),
+])  # fmt: skip
+def test_folders_without_training_images_of_two_classes_are_refused(tmp_path, files, message):
+    write(tmp_path, {name: png(picture(number)) for name, number in files.items()})
+    with pytest.raises(DataError, match=message):
         PETS(tmp_path)
 
 
@@ -163,6 +174,6 @@ def test_images_are_resized_to_a_given_size(tmp_path, monkeypatch, path):
 def test_a_missing_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        DataError, match="expected one of pictures/, pictures.zip, a zip archive of the folder"
+        DataError, match="expected one of pictures/, pictures.zip .a zip archive of the folder"
     ):
         Classification(dataset={"name": "folder", "path": "pictures"}).dataset()

@@ -11,7 +11,7 @@ import mpifed
 from mpifed.data import DataError
 from mpifed.data.leaf import LETTERS, Leaf
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import Classification
+from mpifed.problems import Classification, DeepAUC
 
 LENGTH = 80
 
@@ -99,10 +99,22 @@ def test_a_run_on_the_natural_partition(tmp_path):
     assert result.clients.shape[0] == 2 and result.confusion.shape == (62, 62)
 
 
+def test_ranking_requires_samples_of_both_sides(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path, part, {"a": images(3, 0) | {"y": [0, 0, 0]}})
+    problem = DeepAUC(dataset=Leaf(path=str(tmp_path)), clients=1, partition="natural")
+    with pytest.raises(ValueError, match="negative train samples, found 0 positive and 3 negative"):
+        problem.prepare(0)
+
+
 @pytest.mark.parametrize(("users", "words"), [
     ({"a": {"x": [[0.5, 1.0]], "y": [0, 1]}}, "1 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5, 1.0], [0.5]], "y": [0, 1]}}, "inhomogeneous"),
-    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "neither lists of numbers with whole labels nor texts"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "labels of the user 'a' that are not whole numbers"),
+    ({"a": {"x": [[[0.5]]], "y": [0]}}, "samples of the user 'a' that are neither texts nor number lists"),
+    ({"a": {"x": ["ab"], "y": ["cd"]}}, "labels of the user 'a' that are not single characters"),
+    ({"a": {"x": ["ab"], "y": [3]}}, "labels of the user 'a' that are not single characters"),
+    ({"a": {"x": [], "y": [0, 1]}}, "0 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5], [1.0]], "y": [0, -1]}}, "expected labels from 0 to 1, found -1 in row 1"),
     ({"a": {"x": ["é"], "y": ["a"]}}, "the character 'é' of the user 'a'"),
     ({"a": {"x": [[0.5]], "y": [0]}, "b": {"x": [[0.5, 1.0]], "y": [0]}}, r"found \(2,\) of the user 'b'"),

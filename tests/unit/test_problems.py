@@ -152,17 +152,23 @@ def test_auc_starts_at_a_random_network_and_zeros():
     assert all(torch.equal(named[name], value) for name, value in network.items())
 
 
+def one_sided():
+    samples = np.ones((4, 2))
+    return {"train": (samples, [0, 1, 0, 1]), "test": (samples, [0] * 4)}
+
+
 @pytest.mark.parametrize("options, message", [
     (dict(positive_classes=(1, 2), partition="by_class", model="linear"), "got 2 positive and 8 negative"),
-    (dict(positive_classes=(1, 10), model="linear"), "the classes 0, 1, .*, 9 of digits, got 1, 10"),
+    (dict(positive_classes=(1, 10), model="linear"), "the classes 0, 1, .*, 9 of digits, got positive 1, 10"),
     (dict(positive_classes=range(10), model="linear"), "some but not all"),
     (dict(positive_classes=(), model="linear"), "some but not all"),
     (dict(imbalance=0.9, model="linear"), "requires 6597 positives"),
+    (dict(dataset=one_sided, model="linear"), "positive and negative test samples, found 0 positive"),
     (dict(model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
 ])  # fmt: skip
 def test_auc_settings_inconsistent_with_the_data_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        prepared(DeepAUC(dataset="digits", **options))
+        prepared(DeepAUC(**{"dataset": "digits"} | options))
 
 
 @pytest.mark.parametrize("name, settings, message", [

@@ -105,6 +105,7 @@ REFUSED = {
     "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
     "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected numeric samples"),
     "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"numeric samples \[n, ...\], .*shape \(12,\)"),
+    "no features": (dict(GOOD, train=(SAMPLES[:, :0], LABELS)), r"numeric samples \[n, ...\], .* \(12, 0\)"),
     "floats": (dict(GOOD, train=(SAMPLES, LABELS / 1)), "train: expected labels .n. that are .*float64"),
     "wide": (dict(GOOD, train=(SAMPLES, LABELS[:, None])), r"labels \[n\] that are .* shape \(12, 1\)"),
     "named": (dict(GOOD, train=(SAMPLES, ["a"] * 12)), "and return their names as classes"),
@@ -116,7 +117,17 @@ REFUSED = {
     "many names": (dict(GOOD, classes=list("abcd")), "training samples of every class, found none of 'd'"),
     "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "training samples of every class, found none of '1'"),
     "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 1 \\(0\\)"),
-    "classes": (dict(GOOD, classes=3), "classes: expected a list of names, found 3"),
+    "ragged": (
+        dict(GOOD, test=([[1, 2], [3]], [0, 1])),
+        "test: expected an array, found setting",
+    ),
+    "classes": (dict(GOOD, classes=3), "classes: expected a list of different names, found 3"),
+    "a text as classes": (dict(GOOD, classes="abc"), "a list of different names, found 'abc'"),
+    "equal classes": (dict(GOOD, classes=list("aab")), r"different names, found \['a', 'a', 'b'\]"),
+    "no client": (
+        dict(GOOD, clients=["a", None] * 6),
+        "clients, row 1: expected .* whole numbers, found None",
+    ),
     "clients": (dict(GOOD, clients=[0, 1]), r"one client for each of 12 training samples, .* \(2,\)"),
     "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),
     "shapes": (dict(GOOD, test=(SAMPLES.T[:, :3], [0, 1])), r"test: expected samples of shape \(2,\) as in"),
@@ -209,6 +220,8 @@ def test_texts_of_a_function(file):
     for wrong, says in (
         ({"train": TEXTS, "test": (["a", 3], [0, 1])}, "test: expected texts, found 3 in row 1"),
         ({"train": (["a"] * 3, [0, 1, 2]), "test": TEXTS}, "expected labels 1 .positive. and 0 .negative."),
+        ({"train": ("ab", [0, 1]), "test": TEXTS}, "train: expected a list of texts, found 'ab'"),
+        ({"train": (5, [0, 1]), "test": TEXTS}, "train: expected a list of texts, found 5"),
     ):
         with pytest.raises(DataError, match=says):
             TextAUC(dataset=returning(wrong)).dataset()
@@ -229,6 +242,11 @@ def test_unknown_data_sets():
         Classification(dataset={"name": "digits", "size": 3})
     with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
         TextAUC(dataset="digits")
+    table = r"unknown data set 'x.csv': for a file or folder write { name = \"table\", file = 'x.csv' } or "
+    with pytest.raises(ConfigError, match=table):
+        Classification(dataset="x.csv")
+    with pytest.raises(ConfigError, match="the name of a data set or a table with a name, got {'file'"):
+        Classification(dataset={"file": "x.csv"})
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
 
 

@@ -95,6 +95,14 @@ def test_modules_in_classification_problems(tmp_path, problem):
     assert len(mpifed.run(table, SerialComm()).point["x"]) == 64 * 6 + 6 + 60 + 10
 
 
+@pytest.mark.parametrize("model", [Net, networks.dropping])
+def test_a_class_or_function_passed_in_python_is_named_by_its_file(tmp_path, model):
+    name = model.__name__
+    named, given = (go(tmp_path / str(k), one) for k, one in enumerate((f"{FILE}:{name}", model)))
+    assert given.config["problem"]["model"] == {"name": f"networks:{name}"}
+    assert torch.equal(named.point["x"], given.point["x"])
+
+
 def test_initial_parameters_of_classes_and_objects():
     first, again = (prepared(f"{FILE}:Net").initial(generator(seed, "initial"))["x"] for seed in (0, 0))
     other = prepared(f"{FILE}:Net").initial(generator(1, "initial"))["x"]
@@ -149,6 +157,17 @@ class Odd(Net):
         return self.own(self, value) if self.own else value
 
 
+class OverSamples(nn.Module):
+    """A recurrent layer whose first axis, time, is that of the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.GRU(8, 5), nn.Linear(5, 1)
+
+    def forward(self, images):
+        return self.out(self.read(images.squeeze(1))[0][:, -1])
+
+
 def writes(net, value):
     net.seen += 1
     return value
@@ -177,6 +196,11 @@ REFUSED = [
      "has outputs of shape [3, 10] for samples of shape [3, 1, 8, 8] (batch, c, h, w)"),
     (lambda: Net(outputs=10), "expected a tensor [3, 1] (batch, outputs)"),
     (lambda: LeNet(), "does not accept samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
+    (lambda: Odd(forward=lambda net, value: value - value.mean()), "couples the samples of a batch: outputs"),
+    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.TransformerEncoderLayer(6, 2), nn.Linear(6, 1)),
+     "attention need batch_first=True"),
+    (lambda: OverSamples(), "recurrent layers and attention need batch_first=True"),
+    (lambda: Odd(forward=lambda net, value: value.detach()), "has outputs without gradients: expected no"),
     (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
     (lambda: Net().requires_grad_(False), "has no parameters to train"),
     (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)), "has lazy layers: call it once on samples first"),

@@ -256,6 +256,8 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
     (dict(label="kind"), "has no setting 'label'"),
+    (dict(drop=["kind"]), "drop: expected columns other than those of target, .* got 'kind'"),
+    (dict(groups=["kind"], group_features=True), "group_features would make the target 'kind' a feature"),
 ])  # fmt: skip
 def test_conflicting_settings(options, message):
     with pytest.raises(ConfigError, match=message):
@@ -265,6 +267,7 @@ def test_conflicting_settings(options, message):
 @pytest.mark.parametrize(("arrays", "message"), [
     (dict(more=np.zeros(4)), "expected one array of samples in addition to kind, found samples, more"),
     (dict(samples=np.array(list("abcd"))), "expected numbers .rows, .... in samples, found type <U1"),
+    (dict(samples=np.zeros((4, 0))), r"expected numbers .rows, .... in samples, .* shape \(4, 0\)"),
     (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
     (dict(kind=np.arange(3)), r"expected 4 entries in kind, one per row of samples, found shape \(3,\)"),
     (dict(samples=np.full((4, 2), np.nan)), "row 1: expected finite numbers in samples"),
@@ -278,6 +281,9 @@ def test_errors_in_a_numpy_archive(tmp_path, monkeypatch, arrays, message):
 
 
 def test_errors_in_libsvm_text(write, monkeypatch):
+    write("mine", [])
+    with pytest.raises(DataError, match="mine: expected LIBSVM text, or a .* file, found no rows"):
+        table(file="mine", target="label")()
     write("mine", ["+1 1:0.5", "-1 2:x"])
     with pytest.raises(DataError, match="mine: expected LIBSVM text, or a .* file, found in line 2"):
         table(file="mine", target="label")()
