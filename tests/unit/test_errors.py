@@ -131,6 +131,7 @@ COMMANDS = [
     ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info FGDA`"),
     ("info xyzzy", "unknown name 'xyzzy': see `mpifed list`"),
     ("list xyzzy", "no object contains 'xyzzy'"),
+    ("info job.toml --cite", "mpifed report RUN --cite"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
     ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
     ("run job.toml oracle.noise.scale=1", "unknown noise None"),
@@ -184,6 +185,14 @@ def message(folder, monkeypatch, capsys):
 def test_commands(command, parts, message):
     text = message([word.strip("'") for word in re.findall(r"'[^']*'(?=\s|$)|\S+", command)])
     assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize("words", [[], ["new"]])
+def test_a_group_without_a_command_prints_its_help(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mpifed", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "".join(capsys.readouterr()).startswith("Usage: ")
 
 
 @pytest.mark.parametrize("job, old, new, parts", [(*change, parts) for *change, parts in
