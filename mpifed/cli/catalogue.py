@@ -38,16 +38,9 @@ from mpifed.problems import PROBLEMS
 from mpifed.theory import THEOREMS, Theorem
 
 __all__ = [
-    "EXAMPLES",
-    "GROUPS",
-    "Group",
-    "catalogue",
-    "example",
-    "print_catalogue",
-    "print_citation",
-    "print_info",
+    "EXAMPLES", "GROUPS", "Group", "catalogue", "example", "print_catalogue", "print_citation", "print_info",
     "settings_page",
-]
+]  # fmt: skip
 
 
 class Group(NamedTuple):

@@ -13,16 +13,9 @@ import click
 from mpifed.base.log import LOG, PHASES
 
 __all__ = [
-    "JobCommand",
-    "complete_name",
-    "complete_setting",
-    "allow_code_option",
-    "job_argument",
-    "is_quiet",
-    "part_option",
-    "report_option",
-    "verbosity",
-]
+    "JobCommand", "complete_name", "complete_setting", "allow_code_option", "job_argument", "is_quiet",
+    "part_option", "report_option", "verbosity",
+]  # fmt: skip
 
 _REMEDY = "read the code, then add --allow-code"
 

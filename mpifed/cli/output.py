@@ -17,15 +17,9 @@ import click
 from mpifed.base.log import escape_control, wrap_on_terminal
 
 __all__ = [
-    "EXIT_BROKEN_PIPE",
-    "BrokenOutput",
-    "broken_output",
-    "console",
-    "echo",
-    "print_markdown",
-    "print_table",
+    "EXIT_BROKEN_PIPE", "BrokenOutput", "broken_output", "console", "echo", "print_markdown", "print_table",
     "quiet_broken_pipe",
-]
+]  # fmt: skip
 
 #: The exit code that a shell reports for a program that SIGPIPE ended.
 EXIT_BROKEN_PIPE = 141

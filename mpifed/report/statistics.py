@@ -18,17 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Curve",
-    "FiniteSummary",
-    "MeanStd",
-    "QUANTILES",
-    "best_value",
-    "final_value",
-    "holm",
-    "paired_test",
-    "ranking_key",
-    "validation_metric",
-]
+    "Curve", "FiniteSummary", "MeanStd", "QUANTILES", "best_value", "final_value", "holm", "paired_test",
+    "ranking_key", "validation_metric",
+]  # fmt: skip
 
 #: The ends of a band on a logarithmic axis.
 QUANTILES = 0.1, 0.9
