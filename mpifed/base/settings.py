@@ -424,6 +424,12 @@ def explain(errors: list, what: str, known: Iterable[str] = ()) -> str:
         what: prefix of the names of the settings, such as "problem"; may be empty.
         known: the available settings, which are suggested in place of unknown ones.
     """
+
+    def counts_invalid_items(error) -> bool:
+        inside = (other["loc"][: len(error["loc"])] == error["loc"] for other in errors if other is not error)
+        return error["type"] == "too_short" and any(inside)
+
+    errors = [error for error in errors if not counts_invalid_items(error)]
     return join_lines(errors, lambda error: _sentence(error, what, known))
 
 
@@ -433,6 +439,7 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     # pydantic's names of types, in the words of TOML
     message = message.replace("valid tuple", "list").replace("Tuple", "List")
+    message = message.replace(" after validation, not 0", "")
     message = message.partition("valid dictionary")[0] + "table" if "valid dictionary" in message else message
     if error["type"] in _MISSING:
         return f"{where} is missing: it has no default"
@@ -462,7 +469,9 @@ def _hint(error) -> str:
     ': write ["x"]' for a list that was given as text; else ""."""
     value, error_type = error["input"], error["type"]
     if error_type == "tuple_type" and isinstance(value, str):
-        return f": write {json.dumps([part.strip() for part in value.strip('[]').split(',')])}"
+        parts = [part.strip() for part in value.strip("[]").split(",")]
+        parts = [part if _finite(part) is not None else json.dumps(part) for part in parts]
+        return f": write [{', '.join(parts)}]"
     if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
     number = _finite(value)

@@ -65,6 +65,7 @@ def test_each_error_has_a_line():
     lines = refusal(lambda: Config(algorithm=METHOD, problem=Saddle(), **wrong)).splitlines()
     assert len(lines) == 4 and sum("has no setting" in line for line in lines) == 2
     assert "algorithm is missing: it has no default" in refusal(lambda: Config(problem=Saddle()))
+    assert "\n" not in refusal(lambda: Config(algorithm=METHOD, problem=Saddle(), measures={"of": ["phii"]}))
     many = refusal(lambda: Config.from_table(TABLE | {f"key{k}": k for k in range(1000)})).splitlines()
     assert len(many) == 21 and many[-1] == "... and 980 more"
 
@@ -94,6 +95,9 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ("run.gpus = [true]", "run.gpus.0: Input should be a valid integer, got True"),
         ("stop.seconds = inf", "stop.seconds: Input should be a finite number, got inf"),
         ("record = 'x'", "record: Input should be a list, got 'x': write ['x']"),
+        ("problem = {name='ClientMixture', dataset='digits', clients=2, model={name='mlp', hidden='3,4'}}",
+         "hidden: Input should be a list, got '3,4': write [3, 4]"),
+        ("measures.of = []", "measures.of: List should have at least 1 item, got []"),
         ("problem.clients = true", "problem.clients: Input should be a valid integer, got True"),
         ("problem.tau = '10'", "problem.tau: Input should be a valid number, got '10': write 10"),
         ("problem.tau = nan", "problem.tau: Input should be a finite number, got nan"),
