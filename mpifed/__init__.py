@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mpifed.core.directions import Clip, Direction, Normalize, Orthogonalize
     from mpifed.core.problem import Bilevel, Composition, DataFile, Minimax, Minimisation, Operator
     from mpifed.core.records import Blocks, Record, compressed, not_sent, stored, within_round
-    from mpifed.core.schedules import Rate, Weight
+    from mpifed.core.schedules import Rate, StormWeight, Weight
     from mpifed.core.sets import (
         L1,
         Ball,
@@ -110,6 +110,7 @@ __all__ = [
     "Simulation",
     "Space",
     "Stopped",
+    "StormWeight",
     "Stream",
     "Weight",
     "adaptive",
@@ -181,6 +182,7 @@ _ROOMS = {
     ),
     "core.schedules": (
         "Rate",
+        "StormWeight",
         "Weight",
     ),
     "core.sets": (

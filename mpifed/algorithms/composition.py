@@ -38,7 +38,7 @@ from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate, Weight
+from mpifed.core.schedules import Rate, StormWeight
 
 __all__ = ["MFCGD", "AdaMFCGD", "chain_rule"]
 
@@ -50,9 +50,9 @@ class AdaMFCGD(Algorithm):
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: Rate = Field(default=0.1, description="step size γ")
     eta: Rate = Field(default=1.0, description="step η_t, multiplies γ")
-    alpha: Weight = Field(default=0.1, description="weight α_{t+1} of the fresh value in h")
-    beta: Weight = Field(default=0.1, description="weight β_{t+1} of the fresh Jacobian in u")
-    varrho: Weight = Field(default=0.1, description="weight ϱ_{t+1} of the fresh gradient in v")
+    alpha: StormWeight = Field(default=0.1, description="weight α_{t+1} of the fresh value in h")
+    beta: StormWeight = Field(default=0.1, description="weight β_{t+1} of the fresh Jacobian in u")
+    varrho: StormWeight = Field(default=0.1, description="weight ϱ_{t+1} of the fresh gradient in v")
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")
     C_f: float = Field(default=math.inf, gt=0, description="bound on the norm of v")
     project_init: bool = Field(default=False, description="apply the bounds to the initial estimators, too")

@@ -29,7 +29,7 @@ from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate, Weight
+from mpifed.core.schedules import Rate, StormWeight
 
 __all__ = ["FedSGDAM", "FedSGDAPlus"]
 
@@ -74,8 +74,8 @@ class FedSGDAM(Algorithm):
     Q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
-    alpha: Weight = Field(default=0.1, description="weight of the fresh gradient in u (x)")
-    beta: Weight = Field(default=0.1, description="weight of the fresh gradient in v (y)")
+    alpha: StormWeight = Field(default=0.1, description="weight of the fresh gradient in u (x)")
+    beta: StormWeight = Field(default=0.1, description="weight of the fresh gradient in v (y)")
     order: Literal["stem", "after"] = Field(
         default="stem", description="average the estimators before or after the STORM update (see Readings)"
     )

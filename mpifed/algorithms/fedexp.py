@@ -12,7 +12,7 @@ Readings:
   the local step size by 0.998 and ε by 0.998², and it clips local gradients at norm 10.
 * *Weights of clients.* Both averages have the weights of the job (``participation.weights``).
 * *Unbiased averages* (``availability.unbiased``) do not make the step unbiased, because it is a product of
-  dependent averages.
+  dependent averages, so the combination is refused.
 * *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The paper
   has no sets.
 """
@@ -46,6 +46,7 @@ class FedExP(Algorithm):
     paper_cost = "up D and 1 scalar; down D; 1 phase; 1 gradient per step"
     output = "average"
     averages = {"x": "last_two"}
+    bias = "it is a product of dependent averages: use another method"
     steps = "K"
     shared = Record(x="x", last_two=not_sent("x"))
     message = Record(dx="x", square="scalar")

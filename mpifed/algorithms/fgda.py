@@ -47,7 +47,7 @@ from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate, Weight, largest
+from mpifed.core.schedules import Rate, StormWeight, largest
 
 __all__ = ["FGDA", "STEM", "AdaFGDA"]
 
@@ -62,8 +62,8 @@ class AdaFGDA(Algorithm):
     gamma: Rate = Field(default=0.1, description="step size γ of x")
     lam: Rate = Field(default=0.1, description="step size λ of y")
     eta: Rate = Field(default=1.0, description="mixing step η_t of both blocks")
-    alpha: Weight = Field(default=0.1, description="weight α_{t+1} of the fresh gradient in v (y)")
-    beta: Weight = Field(default=0.1, description="weight β_{t+1} of the fresh gradient in w (x)")
+    alpha: StormWeight = Field(default=0.1, description="weight α_{t+1} of the fresh gradient in v (y)")
+    beta: StormWeight = Field(default=0.1, description="weight β_{t+1} of the fresh gradient in w (x)")
     sync_estimator: Literal["stem", "local", "mean_after", "box"] = Field(
         default="stem", description="the estimators at a synchronisation (see Readings)"
     )

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import math
 import typing
 import warnings
@@ -250,11 +251,14 @@ def suggest(name: str, options: Iterable[str]) -> str:
     short = truncate(name).lower()
     close = [option for option in lower if _abbreviates(short, option)]
     close += [one for one in difflib.get_close_matches(short, lower, n=MAX_CLOSE) if one not in close]
-    hint = f"did you mean {lower[close[0]]!r}? " if close else ""
+    if not options:
+        return "(it has no settings)"
     if len(options) > MAX_OPTIONS:
-        similar = ", ".join([*(lower[option] for option in close), "..."])
-        return f"{hint}(options: {similar}, see `mpifed list`)" if close else "see `mpifed list`"
-    return f"{hint}(options: {', '.join(options)})" if options else "(it has no settings)"
+        if not close:
+            return "see `mpifed list`"
+        options = [*(lower[option] for option in close), "..., see `mpifed list`"]
+    names = ", ".join(options)
+    return f"did you mean {lower[close[0]]!r}? (options: {names})" if close else f"expected one of {names}"
 
 
 def _abbreviates(short: str, name: str) -> bool:
@@ -420,6 +424,12 @@ def explain(errors: list, what: str, known: Iterable[str] = ()) -> str:
         what: prefix of the names of the settings, such as "problem"; may be empty.
         known: the available settings, which are suggested in place of unknown ones.
     """
+
+    def counts_invalid_items(error) -> bool:
+        inside = (other["loc"][: len(error["loc"])] == error["loc"] for other in errors if other is not error)
+        return error["type"] == "too_short" and any(inside)
+
+    errors = [error for error in errors if not counts_invalid_items(error)]
     return join_lines(errors, lambda error: _sentence(error, what, known))
 
 
@@ -427,13 +437,17 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     path = [truncate(str(part)) for part in error["loc"] if not str(part).startswith(("function-", "tuple["))]
     where = ".".join([what, *path] if what else path)
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    # pydantic's names of types, in the words of TOML
+    message = message.replace("valid tuple", "list").replace("Tuple", "List")
+    message = message.replace(" after validation, not 0", "")
+    message = message.partition("valid dictionary")[0] + "table" if "valid dictionary" in message else message
     if error["type"] in _MISSING:
         return f"{where} is missing: it has no default"
     if error["type"] == "unexpected_keyword_argument":
         return f"{what} has no setting {short_repr(error['loc'][-1])}: {suggest(path[-1], known)}"
     if error["type"] == "unexpected_positional_argument":
-        value, names = short_repr(error["input"]), [*known]
-        return f"{what} has {len(names)} settings, got another value, {value}: {suggest('', names)}"
+        names, value = [*known], short_repr(error["input"])
+        return f"{what} has {len(names)} settings ({', '.join(names)}), got another value, {value}"
     if error["type"] not in {"value_error", "assertion_error"}:
         return f"{where}: {message}, got {short_repr(error['input'])}{_hint(error)}"
     raised = error.get("ctx", {}).get("error")
@@ -451,8 +465,13 @@ def _finite(value: str | float) -> float | None:
 
 
 def _hint(error) -> str:
-    """Return ": write 3" for a number that was given as text, or for an integer given as a float; else ""."""
+    """Return ": write 3" for a number that was given as text, or for an integer given as a float, and
+    ': write ["x"]' for a list that was given as text; else ""."""
     value, error_type = error["input"], error["type"]
+    if error_type == "tuple_type" and isinstance(value, str):
+        parts = [part.strip() for part in value.strip("[]").split(",")]
+        parts = [part if _finite(part) is not None else json.dumps(part) for part in parts]
+        return f": write [{', '.join(parts)}]"
     if error_type not in ("int_type", "float_type") or not isinstance(value, str | float):
         return ""
     number = _finite(value)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mpifed.storage.slurm_array import HEAD, assignment_lines
 
-__all__ = ["Batch", "bash_quote", "split_sbatch_line", "parse_time_limit"]
+__all__ = ["Batch", "bash_quote", "idle_ranks", "split_sbatch_line", "parse_time_limit"]
 
 _TAIL = """\
 here=$(python -c 'import importlib.util, sys; found = importlib.util.find_spec("mpifed")
@@ -125,10 +125,8 @@ class Batch:
     def warnings(self, clients: int) -> list[str]:
         """Return probable mistakes, one line each."""
         messages = []
-        if self.ranks > clients and self.subcommand != "tune":  # the ranks of a search have separate runs
-            messages.append(
-                f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} of the ranks would be idle"
-            )
+        if self.subcommand != "tune" and (text := idle_ranks(self.ranks, clients)):
+            messages.append(text)  # the ranks of a search have separate runs
         if self.gpus > self.ranks_per_node:
             messages.append(
                 f"{self.gpus} GPUs per node for {self.ranks_per_node} ranks per node: a rank uses one GPU"
@@ -140,6 +138,12 @@ class Batch:
                 "--time or decrease --warning"
             )
         return messages
+
+
+def idle_ranks(ranks: int, clients: int) -> str:
+    """Return a warning if there are more ranks than clients, otherwise ""."""
+    idle = ranks - clients
+    return f"{ranks} ranks for {clients} clients: {idle} of the ranks will be idle" if idle > 0 else ""
 
 
 def bash_quote(word: str) -> str:

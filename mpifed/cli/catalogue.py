@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rich.markdown import Markdown
-
 from mpifed.algorithms import ALGORITHMS
 from mpifed.algorithms.fedavg import SERVERS
 from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build, declared, default_of, join_names, settings_of, suggest
-from mpifed.cli.output import console, echo, print_table
+from mpifed.cli.output import console, echo, print_markdown, print_table
 from mpifed.cli.schema import Row, rows_of, toml
 from mpifed.config.job import SECTIONS, Config
 from mpifed.config.plugins import find_class
@@ -40,16 +38,9 @@ from mpifed.problems import PROBLEMS
 from mpifed.theory import THEOREMS, Theorem
 
 __all__ = [
-    "EXAMPLES",
-    "GROUPS",
-    "Group",
-    "catalogue",
-    "example",
-    "print_catalogue",
-    "print_citation",
-    "print_info",
+    "EXAMPLES", "GROUPS", "Group", "catalogue", "example", "print_catalogue", "print_citation", "print_info",
     "settings_page",
-]
+]  # fmt: skip
 
 
 class Group(NamedTuple):
@@ -286,11 +277,12 @@ def _rows(section: str) -> list[Row]:
 
 
 def _print_section(section: str) -> None:
-    echo(f"{DESCRIPTIONS.get(section) or inspect.getdoc(SECTIONS[section])}\n")
+    print_markdown(DESCRIPTIONS.get(section) or inspect.getdoc(SECTIONS[section]))
+    echo()
     if rows := _rows(section):
         _print_rows(rows)
     if section == "theory":
-        echo(f"Theorems: {', '.join(GROUPS['theorems'].members)}")
+        console().print(f"Theorems: {', '.join(GROUPS['theorems'].members)}")
     echo(f"\nFor example:\n\n{EXAMPLES[section]}")
 
 
@@ -373,14 +365,19 @@ def _places_of(key: str) -> list[str]:
 
 
 def _print_object(name: str, group: str, obj) -> None:
-    console().print(f"{name}  ({group})", style="bold")
+    screen = console()
+    screen.print(f"{name}  ({group})", style="bold")
     for label, attribute in (("source", "source"), ("problem family", "family")):
         if value := getattr(obj, attribute, ""):
-            echo(f"{label}: {value}")
+            screen.print(f"{label}: {value}")
     if getattr(obj, "separate_coordinates", False):
         methods = ", ".join(known for known, cls in ALGORITHMS.items() if cls.projects == "server")
-        echo(f"clients see different coordinates of y: for methods that project at the server ({methods})")
-    echo(f"\n{inspect.getdoc(obj) or 'no description'}\n")
+        screen.print(
+            f"clients see different coordinates of y: for methods that project at the server ({methods})"
+        )
+    echo()
+    print_markdown(inspect.getdoc(obj) or "no description")
+    echo()
     cls = getattr(obj, "cls", obj)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         _print_rows(rows_of(obj))
@@ -393,16 +390,18 @@ def _print_object(name: str, group: str, obj) -> None:
         echo(f"\nFor example: {text}\n")
     if isinstance(cls, type) and issubclass(cls, Algorithm):
         _print_method(example(obj))
-        console().print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
+        print_markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or ""))
 
 
 def _print_theorem(theorem: Theorem) -> None:
-    echo(f"methods: {', '.join(theorem.methods)}; bounds {theorem.of}")
+    screen = console()
+    screen.print(f"methods: {', '.join(theorem.methods)}; bounds {theorem.of}")
     required = [name for name, given in theorem.constants.items() if given]
     optional = [name for name, given in theorem.constants.items() if not given]
-    echo(f"constants: {', '.join(required)}" + (f"; optional: {', '.join(optional)}" if optional else ""))
+    others = f"; optional: {', '.join(optional)}" if optional else ""
+    screen.print(f"constants: {', '.join(required)}{others}")
     if known := ", ".join(f"{letter} ({what})" for letter, what in theorem.letters.items()):
-        echo(f"taken from the job: {known}; a problem may provide others")
+        screen.print(f"taken from the job: {known}; a problem may provide others")
 
 
 def _print_method(method: Algorithm) -> None:
@@ -417,14 +416,17 @@ def _print_method(method: Algorithm) -> None:
             rows.append((f"message of {name!r} ({frequency})", _fields(messages[name])))
     print_table(("record", "fields (shape)"), rows)
     partial = "yes" if method.partial_participation else "no, every client in every round"
-    echo(f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
-         f"{method.calls_per_step} evaluation(s) per local step")  # fmt: skip
+    screen = console()
+    screen.print(
+        f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
+        f"{method.calls_per_step} evaluation(s) per local step"
+    )
     if paper_cost := declared(method, "paper_cost"):
-        echo(f"  in the papers (D is the number of variables): {paper_cost}")
-    echo(f"  partial participation: {partial}")
+        screen.print(f"  in the papers (D is the number of variables): {paper_cost}")
+    screen.print(f"  partial participation: {partial}")
     if method.constrained and declared(method, "family") in ("minimax", "operator"):
-        echo(f"  projection of y: at the {PROJECTED[method.projects]}")
-    echo("  bytes up and down are measured during a run and stored in its results")
+        screen.print(f"  projection of y: at the {PROJECTED[method.projects]}")
+    screen.print("  bytes up and down are measured during a run and stored in its results")
 
 
 def _fields(record: Record) -> str:

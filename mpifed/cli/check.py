@@ -23,10 +23,18 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mpifed.algorithms import MFCGD, FedNestBilevel, FedNormSGDA, LocalDualExtrapolation, LocalSGDA
+from mpifed.algorithms import (
+    ALGORITHMS,
+    MFCGD,
+    FedNestBilevel,
+    FedNormSGDA,
+    LocalDualExtrapolation,
+    LocalSGDA,
+)
 from mpifed.base.console import Console
-from mpifed.base.errors import ConfigError, ContractError, user_code_errors
-from mpifed.base.settings import problem_settings
+from mpifed.base.errors import ConfigError, ContractError, short_repr, user_code_errors
+from mpifed.base.plugins import is_user_defined
+from mpifed.base.settings import problem_settings, suggest
 from mpifed.cli import check_numerics as numerics
 from mpifed.cli.catalogue import example
 from mpifed.cli.check_numerics import NotChecked, expect_equal, probe_of
@@ -40,7 +48,14 @@ from mpifed.core.sets import Ball, Box, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
-from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML, QuadraticBilevel, QuadraticMixture
+from mpifed.problems import (
+    PROBLEMS,
+    AffineGame,
+    L1BoxBilinear,
+    LinearMAML,
+    QuadraticBilevel,
+    QuadraticMixture,
+)
 from mpifed.running.result import Result
 from mpifed.running.run import resume, run
 from mpifed.simulation.evaluation import expect_metrics
@@ -172,7 +187,12 @@ def _construct(name: str, settings: dict):
         try:
             cls = find_class(name, "problem")
         except ConfigError:
-            raise first from None
+            if is_user_defined(name):
+                raise first from None
+            hint = suggest(name, [*ALGORITHMS, *PROBLEMS])
+            raise ConfigError(
+                f"unknown method or problem {short_repr(name)}: {hint}; user-defined: ./file.py:Class"
+            ) from None
     return example(cls, settings)
 
 

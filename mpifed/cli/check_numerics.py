@@ -21,14 +21,9 @@ from mpifed.core.streams import generator
 from mpifed.core.validation import Probe
 
 __all__ = [
-    "NotChecked",
-    "ascent",
-    "compare_derivatives",
-    "expect_equal",
-    "expect_monotone",
-    "expect_symmetric",
+    "NotChecked", "ascent", "compare_derivatives", "expect_equal", "expect_monotone", "expect_symmetric",
     "probe_of",
-]
+]  # fmt: skip
 
 #: Step of the differences, for points of norm about 1, and accepted relative error of a derivative.
 STEP, TOLERANCE = 1e-5, 1e-5

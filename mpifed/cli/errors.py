@@ -110,7 +110,8 @@ def _fail(message: str, code: int) -> NoReturn:
     """End with ``code`` after an error on all ranks. Only rank 0 prints it, unless MPI is not available."""
     if launcher_rank() == "0" or code == EXIT_LAUNCH:
         sys.stdout.flush()
-        echo(f"mpifed: {message}", err=True)
+        is_help = message.startswith("Usage: ")  # of a group without a command
+        echo(message if is_help else f"mpifed: {message}", err=True)
     exit_with(code)
 
 

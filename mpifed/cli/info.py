@@ -50,6 +50,8 @@ def info(name, overrides, out, cite):
     changes settings of the job.
     """
     if name.endswith(".toml"):
+        if cite:
+            raise click.UsageError("--cite is for names; for the sources of a run: mpifed report RUN --cite")
         echo(_show_clients(name, overrides, out))
         return
     if overrides or out:

@@ -22,6 +22,7 @@ from mpifed import __version__
 from mpifed.base.errors import ConfigError
 from mpifed.base.extras import MissingExtra
 from mpifed.base.log import print_error, print_traceback
+from mpifed.cli.batch_script import idle_ranks
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import (
     RANK_VARIABLES,
@@ -229,9 +230,7 @@ def _ranks() -> SerialComm:
 
 
 def _warn_idle(comm, clients: int) -> None:
-    """Print a warning if there are more ranks than clients."""
-    if comm.rank == 0 and comm.size > clients:
-        text = f"{comm.size} ranks for {clients} clients: {comm.size - clients} of the ranks will be idle"
+    if comm.rank == 0 and (text := idle_ranks(comm.size, clients)):
         echo(f"mpifed: warning: {text}", err=True)
 
 

@@ -13,16 +13,9 @@ import click
 from mpifed.base.log import LOG, PHASES
 
 __all__ = [
-    "JobCommand",
-    "complete_name",
-    "complete_setting",
-    "allow_code_option",
-    "job_argument",
-    "is_quiet",
-    "part_option",
-    "report_option",
-    "verbosity",
-]
+    "JobCommand", "complete_name", "complete_setting", "allow_code_option", "job_argument", "is_quiet",
+    "part_option", "report_option", "verbosity",
+]  # fmt: skip
 
 _REMEDY = "read the code, then add --allow-code"
 
@@ -108,7 +101,7 @@ def part_option(what: str) -> Callable:
     return click.option("--part", default="0/1", metavar="I/N", help=text)
 
 
-def allow_code_option(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
+def allow_code_option(only: Callable[[dict[str, Any]], bool]) -> Callable:
     """Add the option ``--allow-code`` to a command that inspects a job. Without it, user code is refused.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,14 +17,9 @@ import click
 from mpifed.base.log import escape_control, wrap_on_terminal
 
 __all__ = [
-    "EXIT_BROKEN_PIPE",
-    "BrokenOutput",
-    "broken_output",
-    "console",
-    "echo",
-    "print_table",
+    "EXIT_BROKEN_PIPE", "BrokenOutput", "broken_output", "console", "echo", "print_markdown", "print_table",
     "quiet_broken_pipe",
-]
+]  # fmt: skip
 
 #: The exit code that a shell reports for a program that SIGPIPE ended.
 EXIT_BROKEN_PIPE = 141
@@ -41,6 +37,15 @@ def console():
 
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(highlight=False, markup=False, width=None if known else 110)
+
+
+def print_markdown(text: str) -> None:
+    """Print a docstring or another text in Markdown, wrapped at the width of the console."""
+    from rich.markdown import Markdown
+
+    text = re.sub(r"(?m) ?::$", ":", text)  # before an indented block
+    text = re.sub(r"(?m)^    (?=\w[\w, ]*: )", "* ", text)  # the entries of "Attributes:" or "Args:"
+    console().print(Markdown(text, hyperlinks=False))
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], paged: bool = False) -> None:

@@ -37,7 +37,7 @@ _ELEMENT_STATES = {
 #: States of runs that have not ended.
 ACTIVE = ("running", "running?", "not begun")
 #: Columns that are omitted on a narrow terminal, the first ones first.
-OMITTED = ("why", "problem", "validation", "written", "rounds/s", "method", "metric")
+OMITTED = ("why", "problem", "best", "validation", "written", "rounds/s", "method", "metric")
 #: Columns that change even if the run does not.
 TIME_COLUMNS = ("written", "rounds/s", "left")
 
@@ -57,11 +57,12 @@ TIME_COLUMNS = ("written", "rounds/s", "left")
 def status(places, as_json, trials, following, interval):
     """Show the progress of the runs in FOLDER... and below, by default in the current folder.
 
-    One line per run: its round, its state (finished, running, stopped or failed), the latest value of its
-    first metric, and the time since it last wrote. Running runs also have the rounds per second and the
-    estimated time left. A job file JOB.toml stands for its run, or for all runs of its [sweep], including
-    runs that have not begun. For job arrays of `mpifed launch`, the states of the elements are added. The
-    trials of a search of `mpifed tune` are one line per method, with the value of the best settings.
+    One line per run: its round, its state (finished, running, stopped or failed), the latest and the best
+    value of its first metric, and the time since it last wrote. Running runs also have the rounds per second
+    and the estimated time left. A job file JOB.toml stands for its run, or for all runs of its [sweep],
+    including runs that have not begun. For job arrays of `mpifed launch`, the states of the elements are
+    added. The trials of a search of `mpifed tune` are one line per method, with the value of the best
+    settings.
 
     With --follow, the table is updated in place on a terminal; a file or a pipe gets one line per change.
 
@@ -172,6 +173,7 @@ def row(run: Status) -> dict[str, str]:
         "state": run.state,
         "metric": _value(run.metric),
         "validation": _value(run.validation),
+        "best": f"{run.best[1]:.4g} (round {run.best[0]:,})" if run.best else "",
         "written": f"{_time(run.age)} ago" if run.age is not None else "",
         "rounds/s": f"{run.pace:.3g}" if run.pace else "",
         "left": _time(run.left) if run.left is not None else "",

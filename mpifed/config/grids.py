@@ -42,15 +42,9 @@ from mpifed.config.tables import read_job, set_key
 T = TypeVar("T")
 
 __all__ = [
-    "Variant",
-    "expand",
-    "first_duplicate",
-    "folder_names",
-    "settings_name",
-    "variant_tables",
-    "select_part",
+    "Variant", "expand", "first_duplicate", "folder_names", "settings_name", "variant_tables", "select_part",
     "variants",
-]
+]  # fmt: skip
 
 #: Maximum length of the name of a run's folder, in characters and in bytes (file systems admit 255 bytes). A
 #: longer name is cut and ends in a digest.

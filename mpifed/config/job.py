@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import Plugin, plugins_of
-from mpifed.base.settings import Section, as_table, sections_of, suggest
+from mpifed.base.settings import Section, as_table, sections_of
 from mpifed.base.units import Seconds
-from mpifed.config.plugins import builtin_classes, create, find_class, name_of
+from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.user_metrics import Metric
@@ -45,12 +45,14 @@ class Stop(Section):
 
     @model_validator(mode="after")
     def _one_metric(self):
-        targets = (self.at_least is not None) + (self.at_most is not None)
-        if targets > 1 or (targets > 0 or self.patience is not None) != (self.metric is not None):
-            raise ValueError(
-                "expected metric with at_least, at_most, patience, or patience and one of the others, or "
-                "none of the four"
-            )
+        names = ("at_least", "at_most", "patience")
+        given = [name for name in names if getattr(self, name) is not None]
+        if {"at_least", "at_most"} <= {*given}:
+            raise ValueError("at_least and at_most exclude each other: leave one of them out")
+        if given and self.metric is None:
+            raise ValueError(f"{given[0]} needs a metric: set stop.metric")
+        if self.metric is not None and not given:
+            raise ValueError("expected at_least, at_most or patience with metric, got none of them")
         if self.min_delta is not None and self.patience is None:
             raise ValueError("min_delta is for patience: set patience, too")
         return self
@@ -176,8 +178,7 @@ def _named(table: dict[str, Any], section: str) -> dict[str, Any]:
     named = table.get(section)
     named = {"name": named} if isinstance(named, str) else named
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        options = suggest("", builtin_classes(section))
-        raise ConfigError(f"[{section}] has no name: set {section}.name {options}")
+        raise ConfigError(f"[{section}] has no name: set {section}.name to a name that `mpifed list` prints")
     return dict(named)
 
 

@@ -30,13 +30,13 @@ from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
-from mpifed.core.schedules import PositiveRate, Rate, Threshold, Weight
+from mpifed.core.schedules import PositiveRate, Rate, StormWeight, Threshold, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Choice", "Range", "Space", "space_of"]
 
 #: Types of settings that are floats.
-_FLOATS = (float, Rate, PositiveRate, Threshold, Weight, Decay)
+_FLOATS = (float, Rate, PositiveRate, Threshold, StormWeight, Weight, Decay)
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
 #: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
@@ -295,7 +295,7 @@ def _declared(field) -> dict[str, float]:
 
 
 def _bounds(hint, field) -> tuple[float, float]:
-    declared, most = _declared(field), 1.0 if hint in (Weight, Decay) else math.inf
+    declared, most = _declared(field), 1.0 if hint in (StormWeight, Weight, Decay) else math.inf
     return declared.get("ge", declared.get("gt", 0)), declared.get("le", declared.get("lt", most))
 
 

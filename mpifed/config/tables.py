@@ -19,18 +19,9 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "as_text",
-    "expect_bounded",
-    "loads",
-    "apply_override",
-    "parse_value",
-    "read_job",
-    "read_table",
-    "set_key",
-    "to_toml",
-    "toml_key",
-    "toml_settings",
-]
+    "as_text", "expect_bounded", "loads", "apply_override", "parse_value", "read_job", "read_table",
+    "set_key", "to_toml", "toml_key", "toml_settings",
+]  # fmt: skip
 
 #: Maximum depth of nested tables and lists. A sweep over a plugin's nested lists has half as many.
 MAX_DEPTH = 20

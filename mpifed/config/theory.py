@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code
-from mpifed.base.settings import Preset, flatten, is_number, suggest
+from mpifed.base.settings import Preset, default_of, flatten, is_number, settings_of, suggest
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
+from mpifed.simulation.settings import SimulationSettings
 from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
 
 __all__ = ["fill", "prescription_of", "summary"]
@@ -142,16 +143,16 @@ def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
 
 def _known_from_job(method: type[Algorithm] | Preset, settings: dict, table: dict) -> dict[str, float]:
     """Return the numeric hyperparameters, and counts such as "rounds" by the names in ``Theorem.letters``."""
-    fields = {name: field.default for name, field in getattr(method, "__dataclass_fields__", {}).items()}
-    numbers = {name: getattr(default, "default", default) for name, default in fields.items()} | settings
-    known = {name: value for name, value in numbers.items() if is_number(value)}
-    rounds, participation = table.get("rounds", 100), table.get("participation")
-    steps = known.get(method.steps, 1)
-    cohort = participation.get("cohort") if isinstance(participation, dict) else None
-    counts = {"rounds": rounds, "local_steps": steps, "cohort": cohort}
-    if is_number(rounds):
-        counts["steps"] = rounds * steps
-    return known | {word: value for word, value in counts.items() if is_number(value)}
+    values = {name: default_of(field) for name, field in settings_of(method).items()} | settings
+    known = {name: value for name, value in values.items() if is_number(value)}
+    participation = table.get("participation")
+    counts = {
+        "rounds": table.get("rounds", SimulationSettings.model_fields["rounds"].default),
+        "local_steps": known.get(method.steps, 1),
+        "cohort": participation.get("cohort") if isinstance(participation, dict) else None,
+    }
+    known |= {name: count for name, count in counts.items() if is_number(count)}
+    return known | ({"steps": known["rounds"] * known["local_steps"]} if "rounds" in known else {})
 
 
 def _constants_of_problem(table: dict, problem: Problem) -> dict[str, float]:

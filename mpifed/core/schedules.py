@@ -18,8 +18,8 @@ from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
 
 __all__ = [
-    "SCHEDULES", "Constant", "Cosine", "PositiveRate", "Power", "Rate", "Squared", "Steps", "Weight",
-    "Threshold", "largest",
+    "SCHEDULES", "Constant", "Cosine", "PositiveRate", "Power", "Rate", "Squared", "Steps",
+    "StormWeight", "Threshold", "Weight", "largest",
 ]  # fmt: skip
 
 
@@ -204,8 +204,10 @@ def _threshold(value):
 Rate: Any = Annotated[_AnySchedule, AfterValidator(_without_step_size)]
 #: A step size by which a method divides: a number or a schedule whose values are above 0.
 PositiveRate: Any = Annotated[Rate, AfterValidator(_positive), Field(title="number or schedule, > 0")]
-#: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1. A method
-#: calls the weights of STORM estimators as ``alpha(t, eta)``.
-Weight: Any = Annotated[_AnySchedule, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
+#: A weight of a STORM estimator: a number or a schedule of at most 1, or :class:`Squared`. A method calls
+#: it as ``alpha(t, eta)``.
+StormWeight: Any = Annotated[_AnySchedule, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
+#: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1.
+Weight: Any = Annotated[StormWeight, AfterValidator(_without_step_size)]
 #: A threshold, such as that of clipping: a number or a schedule; ``inf`` for none.
 Threshold: Any = Annotated[Rate, BeforeValidator(_threshold), Field(title="number or schedule")]

@@ -35,24 +35,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "AXES",
-    "BOUND",
-    "DIVERGED",
-    "STYLES",
-    "Axis",
-    "axes_of",
-    "with_finite_counts",
-    "curves",
-    "draw",
-    "draw_bound",
-    "draw_setting",
-    "inches",
-    "paper_figure",
-    "plot",
-    "scales",
-    "set_scale",
-    "curve_style",
-]
+    "AXES", "BOUND", "DIVERGED", "STYLES", "Axis", "axes_of", "with_finite_counts", "curves", "draw",
+    "draw_bound", "draw_setting", "inches", "paper_figure", "plot", "scales", "set_scale", "curve_style",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

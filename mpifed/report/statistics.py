@@ -18,17 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Curve",
-    "FiniteSummary",
-    "MeanStd",
-    "QUANTILES",
-    "best_value",
-    "final_value",
-    "holm",
-    "paired_test",
-    "ranking_key",
-    "validation_metric",
-]
+    "Curve", "FiniteSummary", "MeanStd", "QUANTILES", "best_value", "final_value", "holm", "paired_test",
+    "ranking_key", "validation_metric",
+]  # fmt: skip
 
 #: The ends of a band on a logarithmic axis.
 QUANTILES = 0.1, 0.9
@@ -151,15 +143,9 @@ def final_value(run: RunData, metric: str) -> float:
 
 
 def best_value(run: RunData, metric: str) -> float:
-    """A metric at the run's best evaluation, NaN where there is none.
-
-    The best evaluation has the smallest finite value of the metric, or the largest if the metric is to be
-    maximised, on the validation split if there is one.
-    """
-    ranking = validation_metric(metric, run.metrics)
-    values = run.metrics[ranking] * (1 if ranking in run.maximised else -1)
-    values = np.where(np.isfinite(values), values, -np.inf)
-    return run.metrics[metric][np.argmax(values)].item() if np.isfinite(values).any() else np.nan
+    """A metric at the run's best evaluation, NaN where there is none."""
+    index = run.best_evaluation(metric)
+    return np.nan if index is None else run.metrics[metric][index].item()
 
 
 def ranking_key(values: Iterable[float], maximised: bool) -> tuple[int, float]:

@@ -24,19 +24,9 @@ from mpifed.report.statistics import MeanStd, best_value, final_value
 from mpifed.storage.results import RunData
 
 __all__ = [
-    "TEST",
-    "cell",
-    "client_rows",
-    "confusion_rows",
-    "cost_rows",
-    "describe_memory",
-    "paired_rows",
-    "print_table",
-    "run_rows",
-    "setting_rows",
-    "theory_rows",
-    "to_csv",
-]
+    "TEST", "cell", "client_rows", "confusion_rows", "cost_rows", "describe_memory", "paired_rows",
+    "print_table", "run_rows", "setting_rows", "theory_rows", "to_csv",
+]  # fmt: skip
 
 #: Costs in the tables of runs and of settings.
 RUN_COSTS = ("oracle calls", "bytes", "wire bytes", "seconds")

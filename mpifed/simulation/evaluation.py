@@ -191,7 +191,8 @@ class Evaluator:
             predictions = _predict(problem, self.comm, named) if problem.test_rows else None
             with collective_errors(self.comm, ValueError):
                 if self.comm.rank == 0:
-                    found = self._values(problem, named, predictions, r, split)
+                    measures = stationarity or {} if split == "test" else {}
+                    found = self._values(problem, named, predictions, r, split, measures)
                     values |= {_title(split, name): value for name, value in found.items()}
                     details = details if split != "test" else evaluation_details(problem, predictions)
         if self.clients:
@@ -211,7 +212,7 @@ class Evaluator:
             details = details._replace(clients=details.clients | own)
         with collective_errors(self.comm, ValueError):
             self.details = details
-            return self._columns(values, r, stationarity or {}) if self.comm.rank == 0 else {}
+            return self._columns(values | (stationarity or {}), r) if self.comm.rank == 0 else {}
 
     def _client_table(self, point_of: Callable[[int], list], r: int) -> dict[str, np.ndarray]:
         """Return every metric on each client's samples, ``[N]``, on all ranks. Collective.
@@ -246,14 +247,21 @@ class Evaluator:
         return sorted({*chain(*map(json.loads, texts))})
 
     def _values(
-        self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int
+        self,
+        problem: Problem,
+        point,
+        predictions: torch.Tensor | None,
+        r: int,
+        split: str | int,
+        measures: Iterable[str] = (),
     ) -> dict[str, float]:
         """Return the metrics of the problem and of the user on a split or a client; metrics of the point
-        alone belong to the test split."""
+        alone belong to the test split. ``measures`` are names that the metrics must not have."""
         function, clients = f"{type(problem).__name__}.metrics", [split] if isinstance(split, int) else []
         with user_code_errors(function, clients=clients):
             found = problem.metrics(*point, predictions)
-        values = _validated(found, function, r)
+        owners = {name: "oracle.clip" if name == "clipped" else "[measures]" for name in measures}
+        values = _validated(found, function, r, owners)
         for metric in self.user_metrics:
             if metric.of_scores:
                 labels = torch.from_numpy(problem.test_labels().copy())
@@ -265,25 +273,19 @@ class Evaluator:
             with user_code_errors(f"the metric {metric.title}", clients=clients):
                 found = metric.given(*arguments)
             found = found if isinstance(found, Mapping) else {metric.title: found}
-            values |= _validated(found, f"the metric {metric.title}", r, values)
+            values |= _validated(found, f"the metric {metric.title}", r, owners)
         return values
 
-    def _columns(self, values: dict[str, float], r: int, stationarity: dict[str, float]) -> dict[str, float]:
+    def _columns(self, values: dict[str, float], r: int) -> dict[str, float]:
         """Return the columns of the history."""
-        function = f"{type(self.problem).__name__}.metrics"
-        if duplicates := sorted(values.keys() & stationarity):
-            raise ContractError(
-                f"{function} after round {r}: the metric {duplicates[0]!r} is also a stationarity measure: "
-                "expected another name"
-            )
-        values |= stationarity
         self.names = list(values) if self.names is None else self.names
         new = [name for name in values if name not in {*self.names, *self._warned}]
         if new:
             self._warned.update(new)
             warning(
-                f"{function} returns {', '.join(map(repr, new))} after round {r}, but not in the first "
-                f"evaluation: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
+                f"{type(self.problem).__name__}.metrics returns {', '.join(map(repr, new))} after round {r}, "
+                "but not in the first evaluation: only "
+                f"{', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
             )
         return {name: values.get(name, float("nan")) for name in self.names}
 
@@ -352,14 +354,20 @@ def named_point(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:
     return {block: {name: value.clone() for name, value in named.items()} for block, named in blocks.items()}
 
 
-def _validated(values, function: str, r: int, existing: Collection[str] = ()) -> dict[str, float]:
-    """Return the metrics that ``function`` has returned after round ``r``, as floats."""
+def _validated(values, function: str, r: int, owners: dict[str, str]) -> dict[str, float]:
+    """Return the metrics that ``function`` has returned after round ``r``, as floats.
+
+    Args:
+        owners: name of each metric so far → what it belongs to; the new names are added.
+    """
     try:
         found = expect_metrics(values)
-        if duplicates := [name for name in found if name in existing]:
-            raise ContractError(f"there is a metric {duplicates[0]!r} already: expected another name")
+        for name in found:
+            if name in owners:
+                raise ContractError(f"{owners[name]} has a metric {name!r} already: choose another name")
     except ContractError as error:
         raise ContractError(f"{function} after round {r}: {error}") from None
+    owners |= dict.fromkeys(found, function)
     return found
 
 

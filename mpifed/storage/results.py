@@ -47,7 +47,7 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import numpy as np
 
-from mpifed.core.metrics import Details
+from mpifed.core.metrics import VALIDATION, Details, split_metric_name
 from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
@@ -176,6 +176,15 @@ class RunData:
     def diverged(self) -> bool:
         """Whether the run ended with non-finite values."""
         return self.end is not None and self.end.kind == "diverged"
+
+    def best_evaluation(self, metric: str) -> int | None:
+        """Index of the best evaluation, which has the smallest finite value of a metric, or the largest if
+        the metric is to be maximised, on the validation split if there is one; ``None`` without any."""
+        validated = split_metric_name(VALIDATION, metric)
+        ranking = validated if validated in self.metrics else metric
+        values = self.metrics[ranking] * (1 if ranking in self.maximised else -1)
+        finite = np.isfinite(values)
+        return int(np.argmax(np.where(finite, values, -np.inf))) if finite.any() else None
 
 
 class OutputPoint(NamedTuple):

@@ -38,6 +38,7 @@ class Status:
         reason: explanation of the state, or the next step.
         metric, validation: name and latest value of the problem's first metric, on the test and on the
             validation split.
+        best: round and value of this metric's best evaluation, see :meth:`RunData.best_evaluation`.
         age: seconds since a checkpoint or the results were written; without these, since the run started.
         pace: rounds per second of a running run.
         left: estimated seconds until a running run ends.
@@ -57,6 +58,7 @@ class Status:
     pace: float | None = None
     left: float | None = None
     validation: tuple[str, float] | None = None
+    best: tuple[int, float] | None = None
     script: Path | None = None
     element: int | None = None
     trials: int = 0
@@ -171,6 +173,7 @@ def _status(folder: Path) -> Status:
         rounds=rounds if isinstance(rounds, int) else None,
         metric=_latest(run, metric),
         validation=_latest(run, split_metric_name(VALIDATION, metric)),
+        best=_best(run, metric),
         age=_age([results, *files] if run or error or files else [lock]),
         pace=_pace(run) if running else None,
         left=_left(run, _age([results, lock])) if running else None,
@@ -231,6 +234,11 @@ def _round(files: list[Path]) -> int | None:
 def _latest(run: RunData | None, metric: str) -> tuple[str, float] | None:
     values = run.metrics.get(metric, ()) if run else ()
     return (metric, float(values[-1])) if len(values) else None
+
+
+def _best(run: RunData | None, metric: str) -> tuple[int, float] | None:
+    index = run.best_evaluation(metric) if run and metric else None
+    return None if index is None else (int(run.metric_rounds[index]), float(run.metrics[metric][index]))
 
 
 def _pace(run: RunData) -> float | None:

@@ -26,15 +26,9 @@ from mpifed.storage.folder import Folder
 from mpifed.storage.results import RunData, load
 
 __all__ = [
-    "IndependentComm",
-    "TrialOutcome",
-    "Probe",
-    "Request",
-    "delete_checkpoints",
-    "probe",
-    "run_trial",
+    "IndependentComm", "TrialOutcome", "Probe", "Request", "delete_checkpoints", "probe", "run_trial",
     "trial_folder",
-]
+]  # fmt: skip
 
 #: Rounds between checkpoints of trials if the job disables checkpoints, from which the next rung resumes.
 CHECKPOINT_EVERY = 50

@@ -45,9 +45,9 @@ def deep(depth: int):
     ({"rnds": 3}, "a job file has no setting 'rnds': did you mean 'rounds'?"),
     ({"plugins": {}}, "a job file has no setting 'plugins'"),
     ({"run": {"dtype": "float16"}}, "run.dtype: Input should be 'float32' or 'float64', got 'float16'"),
-    ({"run": 5}, "run: Input should be a valid dictionary or instance of Run, got 5"),
-    ({"stop": {"metric": "error"}}, "stop: expected metric with at_least, at_most, patience, or"),
-    ({"stop": {"patience": 2}}, "stop: expected metric with at_least"),
+    ({"run": 5}, "run: Input should be a table, got 5"),
+    ({"stop": {"metric": "error"}}, "stop: expected at_least, at_most or patience with metric"),
+    ({"stop": {"patience": 2}}, "stop: patience needs a metric: set stop.metric"),
     ({"stop": {"min_delta": 0.1}}, "stop: min_delta is for patience: set patience, too"),
     ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
     ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
@@ -65,6 +65,7 @@ def test_each_error_has_a_line():
     lines = refusal(lambda: Config(algorithm=METHOD, problem=Saddle(), **wrong)).splitlines()
     assert len(lines) == 4 and sum("has no setting" in line for line in lines) == 2
     assert "algorithm is missing: it has no default" in refusal(lambda: Config(problem=Saddle()))
+    assert "\n" not in refusal(lambda: Config(algorithm=METHOD, problem=Saddle(), measures={"of": ["phii"]}))
     many = refusal(lambda: Config.from_table(TABLE | {f"key{k}": k for k in range(1000)})).splitlines()
     assert len(many) == 21 and many[-1] == "... and 980 more"
 
@@ -73,7 +74,7 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
     message = refusal(
         lambda: Config.from_table(TABLE | {"algorithm": {"name": "STEM", "q": 4, "gamma": 0.1}})
     )
-    assert "algorithm has no setting 'gamma': (options: beta, eta, q)" in message
+    assert "algorithm has no setting 'gamma': expected one of beta, eta, q" in message
     assert refusal(lambda: build(Saddle, dict.fromkeys(map(str, range(100))), "problem")).endswith("80 more")
 
 
@@ -93,16 +94,19 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ("run.watchdog = nan", "run.watchdog: Input should be a finite number, got nan"),
         ("run.gpus = [true]", "run.gpus.0: Input should be a valid integer, got True"),
         ("stop.seconds = inf", "stop.seconds: Input should be a finite number, got inf"),
-        ("record = 'x'", "record: Input should be a valid tuple, got 'x'"),
+        ("record = 'x'", "record: Input should be a list, got 'x': write ['x']"),
+        ("problem = {name='ClientMixture', dataset='digits', clients=2, model={name='mlp', hidden='3,4'}}",
+         "hidden: Input should be a list, got '3,4': write [3, 4]"),
+        ("measures.of = []", "measures.of: List should have at least 1 item, got []"),
         ("problem.clients = true", "problem.clients: Input should be a valid integer, got True"),
         ("problem.tau = '10'", "problem.tau: Input should be a valid number, got '10': write 10"),
         ("problem.tau = nan", "problem.tau: Input should be a finite number, got nan"),
         ("problem.centred = 1", "problem.centred: Input should be a valid boolean, got 1"),
         ("algorithm.eta_x = 1" + "0" * 400, "algorithm.eta_x: expected a finite number >= 0 or a schedule"),
         ("algorithm.eta_x = {name='power', scale=inf}", "'power'.scale: Input should be a finite number"),
-        ("algorithm.eta_x = {name=[]}", "algorithm.eta_x: unknown schedule []: (options: constant"),
+        ("algorithm.eta_x = {name=[]}", "algorithm.eta_x: unknown schedule []: expected one of constant"),
         ("oracle.noise = {name='gaussian', scale='1'}", "oracle.noise: noise 'gaussian'.scale: Input"),
-        ("oracle.noise = {name={a=1}}", "oracle.noise: unknown noise {'a': 1}: (options: "),
+        ("oracle.noise = {name={a=1}}", "oracle.noise: unknown noise {'a': 1}: expected one of "),
         ("self = 1", "a job file has no setting 'self'"),
         (f"{LONG} = 1", "xxxx ... (100,000 characters) ... xxxx"),
         (f"algorithm.{LONG} = 1", "xxxx ... (100,000 characters) ... xxxx"),
@@ -168,7 +172,7 @@ def test_files_that_are_not_job_files(tmp_path):
     ("{" + ", ".join(f"a{k} = {list(range(10))}" for k in range(100)) + "}", "at most 10,000 combinations"),
     ("{rounds = [1979-05-27, 1979-05-28]}", "rounds: Input should be a valid integer"),
     ("{rounds = [true]}", "rounds: Input should be a valid integer, got True"),
-    ("{seed=[1, 2]}, run = 5", "run: Input should be a valid dictionary"),
+    ("{seed=[1, 2]}, run = 5", "run: Input should be a table, got 5"),
     ("{seed=[1, 2]}, run = {out = ''}", "run.out: expected the name of a folder"),
 ])  # fmt: skip
 def test_sweeps_are_validated(tmp_path, sweep, says):
@@ -197,7 +201,7 @@ def test_long_values_are_shortened_in_messages():
     (lambda: LocalSGDA(q=1, eta_x=1, eta_y=1, eta=2),
      "LocalSGDA has no setting 'eta': did you mean 'eta_y'?"),
     (lambda: LocalSGDA(1, 1, 1, 7),
-     "LocalSGDA has 3 settings, got another value, 7: (options: eta_x, eta_y, q)"),
+     "LocalSGDA has 3 settings (q, eta_x, eta_y), got another value, 7"),
     (lambda: AdaFGDA(q=1, matrix="adm"), "AdaFGDA.matrix: unknown matrix 'adm': did you mean 'adam'?"),
     (lambda: Saddle(client=3), "Saddle has no setting 'client': did you mean 'clients'?"),
 ])  # fmt: skip

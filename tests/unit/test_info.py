@@ -52,7 +52,20 @@ def test_the_example_of_a_section_is_valid(name):
         Config.from_table(table)
 
 
-def test_where_y_is_projected():
+@pytest.mark.parametrize("name", ["tune", "theory", "FGDA", "DeepAUC", "mnist", "zhang-gao-76"])
+def test_prose_is_wrapped_at_the_width_of_the_terminal(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = info(name).partition("\nFor example:")[0]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_entries_and_blocks_of_a_docstring():
+    assert " • train, test: numbers of images." in info("mnist")
+    assert "with label ±1 is:" in (text := info("DeepAUC")) and "\n (1-p) [(h - a)²" in text
+
+
+def test_where_y_is_projected(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     assert "projection of y: at the clients\n" in info("LocalSGDA")
     assert "projection of y: at the server, so clients may see different coordinates of y" in info("AFL")
     assert "projection" not in info("STEM").split("bytes up and down")[0].rpartition("cost per client")[2]

@@ -321,7 +321,7 @@ def test_invalid_settings(arguments, message, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 of the ranks would be idle"),
+    (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 of the ranks will be idle"),
     (["--gpus-per-node", "2"], "2 GPUs per node for 1 ranks per node: a rank uses one GPU"),
     (["--time", "2"], "expected a time limit above the warning time of 120 s, got 120 s"),
 ])  # fmt: skip

@@ -226,7 +226,7 @@ def test_the_best_point_is_kept(tmp_path, capsys):
         assert all(torch.equal(best.point[block], whole.point[block]) for block in "xy")
         assert best.parameters.keys() == found.parameters.keys() and found.round == 4
         assert "best     a 2 after round 1" in repr(found)
-    with pytest.raises(CollectiveError, match=r"run.keep_best = 'b' is not a metric.*\(options: a\)"):
+    with pytest.raises(CollectiveError, match=r"run.keep_best = 'b' is not a metric.*: expected one of a"):
         run(tmp_path / "b", answers, keep_best="b")
 
 

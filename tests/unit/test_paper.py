@@ -107,6 +107,21 @@ def test_the_table(runs):
     assert {line.count("&") for line in body} == {2, 3}, "one of the names has an ampersand"
 
 
+def test_a_user_defined_method_has_its_short_name(runs):
+    for eta in (0.01, 0.02):
+        settings = {"problem": {"name": "DeepAUC", "dataset": "digits"}, "algorithm": {"eta": eta}}
+        for seed in (0, 1):
+            folder, last = runs / f"mine-{eta}-{seed}", 1 + eta + seed
+            config = {"seed": seed, **settings}
+            write(folder, "/a/mine.py:Mine", config=config, error=[100, 50, 20, 10, last])
+    file, labels = runs.parent / "table.tex", runs.parent / "labels.toml"
+    labels.write_text('[methods]\nMine = "Mine_1 (ours)"\n')
+    report(runs, "--latex", file, "--labels", labels)
+    assert r"Mine\_1 (ours) & $" in file.read_text()
+    page = (runs.parent / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Bokeh.Plotting.figure" in page and ">eta=0.02<" in page and "mine.py:Mine</td>" not in page
+
+
 def test_a_table_with_one_seed_and_a_diverged_run(tmp_path):
     write(tmp_path / "r" / "a", "FGDA", error=decay(0.1))
     write(tmp_path / "r" / "b", "Own_1", error=decay(0.2), stopped="non-finite value in round 9")

@@ -270,7 +270,7 @@ def test_a_network_with_other_parameters(network, found):
 
 def test_a_set_of_an_unknown_block():
     (error,) = errors(Both, sets=Sets(z=Ball()))
-    assert "sets has a set for 'z', which is not a block" in error and "(options: x, y)" in error
+    assert "sets has a set for 'z', which is not a block" in error and "expected one of x, y" in error
 
 
 DRAWS = [

@@ -47,6 +47,7 @@ def test_the_largest_value(schedule):
     (lambda: SCAFFOLD(K=2, eta_l=Cosine(value=0.1, length=9)), "eta_l: expected a step size above 0"),
     (lambda: SCAFFOLD(K=2, eta_l={"name": "squared", "c": 1.0}), "'squared' depends on a step size η"),
     (lambda: FedAvg(K=2, eta={"name": "squared", "c": 1.0}), "FedAvg.eta: 'squared' depends on a step size"),
+    (lambda: LocalMOML(H=2, eta=0.1, beta={"name": "squared", "c": 1.0}), "LocalMOML.beta: 'squared'"),
     (lambda: Adam(varrho=Cosine(value=0.5, length=9, final=1.0)), "expected a decay below 1"),
     (lambda: FedAvg(K=2, eta="0.1"), "expected a number or a schedule, got '0.1': write 0.1"),
 ])  # fmt: skip
@@ -56,7 +57,7 @@ def test_refused(make, message):
 
 
 def test_squared_needs_a_step_size():
-    weight = LocalMOML(H=2, eta=0.1, beta={"name": "squared", "c": 1.0}).beta
+    weight = FGDA(q=2, beta={"name": "squared", "c": 1.0}).beta
     assert weight(1, 0.5) == 0.25
     with pytest.raises(ValueError, match="'squared' depends on a step size η"):
         weight(1)

@@ -329,7 +329,7 @@ def test_invalid_measures(name, algorithm, measures, error):
 
 def test_errors_of_user_defined_functions():
     simulation = simulated(Named(), ["phi"])
-    with pytest.raises(CollectiveError, match="'phi_gradient' is also a stationarity measure"):
+    with pytest.raises(CollectiveError, match="measures. has a metric 'phi_gradient' already"):
         simulation.evaluate(simulation.shared)
     simulation = simulated(Broken(), ["phi"])
     with pytest.raises(CollectiveError, match="Broken.best_response failed: RuntimeError: no answer"):

@@ -25,6 +25,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
 from mpifed.storage import slurm_array
 from mpifed.storage import status as module
+from mpifed.storage.results import load
 from mpifed.storage.status import Status, status
 
 STEP = "mpifed.simulation.simulation:Simulation.step"
@@ -247,6 +248,17 @@ def test_the_validation_metric(tmp_path):
     assert (entry["validation"], entry["metric"]) == (0.25, "auc")
     write(tmp_path / "b", auc=decay(0.1))
     assert entries(tmp_path / "b")[0]["validation"] is None and " validation" not in lines(tmp_path / "b")[0]
+
+
+def test_the_best_evaluation(tmp_path):
+    """On the validation split if there is one; the value is that of the metric itself."""
+    values = [0.1, 0.9, float("nan"), 0.5, 0.4]
+    write(tmp_path / "a", auc=values, maximised=["auc"])
+    write(tmp_path / "b", auc=values, validation_auc=[0.3, 0.1, 0.2, 0.4, 0.0], maximised=["validation_auc"])
+    write(tmp_path / "c", auc=[float("nan")] * 5)
+    rounds = load(tmp_path / "a").metric_rounds.tolist()
+    assert [entry["best"] for entry in entries(tmp_path)] == [[rounds[1], 0.9], [rounds[3], 0.5], None]
+    assert f"0.9 (round {rounds[1]})" in lines(tmp_path / "a")[1]
 
 
 SWEPT = (

@@ -136,7 +136,7 @@ def test_resumed_run_keeps_its_step(tmp_path):
     ([("algorithm.eta.l", 1.0)], "wang-kale-2 has no constant 'l': "),
     ([("algorithm.eta.L", "big")], "theory: wang-kale-2: L: expected a finite number >= 0, got 'big'"),
     ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
-    ([("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})], "does not prescribe 'K': (options: eta)"),
+    ([("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})], "does not prescribe 'K': expected one of"),
     ([("theory", "wang-kale-2")],
      "[theory]: expected a table with the name of a theorem, of = ..., got 'wang"),
     ([("theory.times", 3)], "theory.times: expected a table of settings and factors, got 3"),

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -70,9 +72,15 @@ def whole(tmp_path_factory):
     return folder, found
 
 
-def best_of(folder, at) -> str:
-    """Return best.toml as it would be in the folder ``at``."""
-    return (folder / "out/best.toml").read_text().replace(str(folder), str(at))
+@pytest.fixture
+def finished(whole, job, tmp_path):
+    """A job whose search has finished: a copy of the search ``whole``."""
+    shutil.copytree(whole[0] / "out", tmp_path / "out")
+    return job
+
+
+def best(folder) -> str:
+    return (folder / "out/best.toml").read_text()
 
 
 def test_all_methods_of_a_task_have_the_same_budget(whole):
@@ -105,7 +113,7 @@ def test_budgets_proportional_to_the_open_settings(job):
 
 def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_path):
     folder, found = whole
-    text = (folder / "out/best.toml").read_text()
+    text = best(folder)
     assert text.count("[[sweep]]") == 4 and "Unfinished" not in text and "oracle calls spent" in text
     runs = variants(folder / "out/best.toml", [f"run.out={tmp_path / 'best'}"])
     assert len(runs) == 4 * 2 and {run.config.seed for run in runs} == {SEED_OFFSET, SEED_OFFSET + 1}
@@ -135,30 +143,21 @@ def test_report_and_status_of_the_folder(whole, tmp_path):
     assert "`mpifed tune JOB` continues it" in error_of("resume", folder / "out")
 
 
-@pytest.mark.parametrize("after", [1, 7])
-def test_an_interrupted_search_has_the_same_result(whole, job, tmp_path, monkeypatch, after):
-    carried, count = tuner.run_trial, 0
+def dies_after(count, monkeypatch):
+    """Interrupt a search after ``count`` runs."""
+    carried, begun = tuner.run_trial, []
 
     def interrupted(*arguments):
-        nonlocal count
-        count += 1
-        if count > after:
+        begun.append(arguments)
+        if len(begun) > count:
             raise KeyboardInterrupt
         return carried(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(tuner, "run_trial", interrupted)
-        assert invoke("tune", "-q", job).exit_code == 85
-    begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
-    assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
-    text = output_of("tune", job)
-    assert "LocalSGDA" in text and "best.toml" in text
-    assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
-    assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
+    monkeypatch.setattr(tuner, "run_trial", interrupted)
 
 
-def test_a_search_killed_within_a_later_rung_has_the_same_result(whole, job, tmp_path, monkeypatch):
-    """An unfinished run has more rounds than the first rung requests."""
+def dies_within_a_later_rung(monkeypatch):
+    """Interrupt a run that has more rounds than the first rung requests."""
     usual = Runner._round
 
     def dies(runner, bar):
@@ -166,45 +165,56 @@ def test_a_search_killed_within_a_later_rung_has_the_same_result(whole, job, tmp
             raise KeyboardInterrupt
         return usual(runner, bar)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Runner, "_round", dies)
-        assert invoke("tune", "-q", job, "run.checkpoint_every=1").exit_code == 85
-    left = [load(path) for path in find_runs([tmp_path / "out"])]
+    monkeypatch.setattr(Runner, "_round", dies)
+
+
+def test_interrupted_parts_make_the_whole(whole, job, tmp_path, monkeypatch):
+    """Each of three parts is interrupted at another point and started again; the files are the same."""
+    interruptions = [
+        (partial(dies_after, 1), [], "4 of 4"),
+        (partial(dies_after, 7), [], "2 of 4"),
+        (dies_within_a_later_rung, ["run.checkpoint_every=1"], "1 of 4"),
+    ]
+    for part, (interrupt, changes, unfinished) in enumerate(interruptions):
+        words = "tune", "-q", job, "--part", f"{part}/3", *changes
+        with monkeypatch.context() as patch:
+            interrupt(patch)
+            assert invoke(*words).exit_code == 85
+        left = [load(path) for path in find_runs([tmp_path / "out"])]
+        assert left and f"Unfinished: {unfinished}" in best(tmp_path)
+        output_of(*words)
     assert any(run.end is None and run.costs["round"][-1] == 5 for run in left)
-    output_of("tune", "-q", job, "run.checkpoint_every=1")
+    text = output_of("tune", job)
+    assert "LocalSGDA" in text and "best.toml" in text
+    assert best(tmp_path) == best(whole[0]).replace(str(whole[0]), str(tmp_path))
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
 
 
-def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_path, monkeypatch):
-    for part in range(3):
-        assert not part or "Unfinished" in (tmp_path / "out/best.toml").read_text()
-        output_of("tune", "-q", job, "--part", f"{part}/3")
-    assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
+def test_a_finished_search_is_not_repeated(whole, finished, monkeypatch):
     monkeypatch.setattr(tuner, "run_trial", lambda *_: pytest.fail("a run of a search that is done"))
-    printed = output_of("tune", job)
+    printed = output_of("tune", finished)
     assert "not done yet" not in printed and f"{whole[1][0].value:.5g}" in printed
-    assert "--part: expected I/N" in error_of("tune", job, "--part", "3/3")
+    assert "--part: expected I/N" in error_of("tune", finished, "--part", "3/3")
     with pytest.raises(pytest.fail.Exception, match="a run of a search that is done"):
-        tuner.tune(tuning(job, ["run.overwrite=true"]), SerialComm())
+        tuner.tune(tuning(finished, ["run.overwrite=true"]), SerialComm())
 
 
-def test_a_changed_job_is_searched_again(whole, job, tmp_path):
-    output_of("tune", "-q", job, "--part", "0/4")
-    config = tuning(job, ["oracle.noise.scale=0.2"])
+def test_a_changed_job_is_searched_again(whole, finished):
+    config = tuning(finished, ["oracle.noise.scale=0.2"])
     with pytest.raises(
         CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this job"
     ):
         tuner.tune(config, SerialComm(), "0/4")
-    found = tuner.tune(tuning(job, ["oracle.noise.scale=0.2", "run.overwrite=true"]), SerialComm(), "0/4")
+    changed = tuning(finished, ["oracle.noise.scale=0.2", "run.overwrite=true"])
+    found = tuner.tune(changed, SerialComm(), "0/4")
     assert found[0] != whole[1][0] and found[1:] == [None] * 3
 
 
-def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(job, tmp_path):
+def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(finished, tmp_path):
     """The files are the same as in a new folder."""
-    more = ["tune.runs=8"]
-    assert output_of("tune", job, "--part", "0/4").count("not done yet") == 3
-    output_of("tune", "-q", job, "--part", "0/4", *more)
-    output_of("tune", "-q", job, "--part", "0/4", *more, f"run.out={tmp_path / 'alone'}")
+    more = ["--part", "0/4", "tune.runs=8"]
+    assert output_of("tune", finished, *more).count("not done yet") == 3
+    output_of("tune", "-q", finished, *more, f"run.out={tmp_path / 'alone'}")
     assert (tmp_path / "out/tried.csv").read_bytes() == (tmp_path / "alone/tried.csv").read_bytes()
 
 
@@ -258,8 +268,8 @@ def test_settings_are_selected_by_the_validation_metric(tmp_path):
         JOB.replace("OUT", str(tmp_path / "out")).replace("Saddle", f"{tmp_path}/planted.py:Planted")
         .replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', "")
     )  # fmt: skip
-    found = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
-    assert [one.metric for one in found] == ["validation_loss"] * 2
+    found = tuner.tune(tuning(job, ["tune.runs=5"]), SerialComm(), "0/2")
+    assert found[0].metric == "validation_loss"
     ended = {}
     for path in find_runs([tmp_path / "out/trials/FGDA"]):
         run = load(path)

@@ -18,6 +18,7 @@ from mpifed.algorithms import (
     SAGDA,
     SCAFFOLD,
     Bi2Clip,
+    FedExP,
     FedNormSGDA,
     FedNormSGDAPlus,
     FedNova,
@@ -181,12 +182,13 @@ def test_bounds_of_the_servers_step_are_refused(nonlinear, linear, remedy):
         Config(algorithm=Bi2Clip(**settings | linear), problem=Quadratic(), participation=law)
 
 
-def test_fednova_without_tau_eff_is_refused():
-    method = FedNova(tau=(1, 3, 2, 2), eta=0.1)
+@pytest.mark.parametrize("method, reason", [
+    (FedNova(tau=(1, 3, 2, 2), eta=0.1), "FedNova is not unbiased .* product of two .* algorithm.tau_eff"),
+    (FedExP(K=2, eta=0.1), "FedExP is not unbiased .* product of dependent averages: use another method, or"),
+])  # fmt: skip
+def test_products_of_averages_are_refused(method, reason):
     for law in UNEQUAL.values():
-        with pytest.raises(
-            ConfigError, match="FedNova is not unbiased .* product of two .* algorithm.tau_eff"
-        ):
+        with pytest.raises(ConfigError, match=reason):
             Config(algorithm=method, problem=Quadratic(), participation=law)
     Config(algorithm=method, problem=Quadratic(), participation={"cohort": 2})
 

@@ -132,6 +132,10 @@ def accuracy(point):
     return 1.0
 
 
+def clipped(point):
+    return 1.0
+
+
 def broken(scores, labels):
     return scores[:, 100].mean()
 
@@ -139,12 +143,13 @@ def broken(scores, labels):
 @pytest.mark.parametrize(("function", "words"), [
     (two, r"the metric two after round 0: the metric 'two' is \[1.0, 2.0\], expected a number"),
     (text, "the metric text after round 0: the metric 'a' is '1', expected a number"),
-    (accuracy, "the metric accuracy after round 0: there is a metric 'accuracy' already"),
+    (accuracy, "the metric accuracy after round 0: Classification.metrics has a metric 'accuracy' already"),
+    (clipped, "the metric clipped after round 0: oracle.clip has a metric 'clipped' already: choose another"),
     (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
 ])  # fmt: skip
 def test_errors_in_metrics_name_the_metric(tmp_path, function, words):
     with pytest.raises(CollectiveError, match=words):
-        mpifed.run(table(tmp_path / "run", metrics=[function]), SerialComm())
+        mpifed.run(table(tmp_path / "run", metrics=[function], oracle={"clip": 1.0}), SerialComm())
 
 
 def test_metrics_that_need_labelled_data_or_clients_are_rejected(tmp_path):

@@ -225,7 +225,7 @@ def test_errors_in_a_table_of_text(write, rows, message):
 @pytest.mark.parametrize(("options", "message"), [
     (dict(file="mnie.csv"), "the data set lacks a file: expected one of mnie.csv, .* found no such file"),
     (dict(target="kid"), "mine.csv has no column 'kid': did you mean 'kind'"),
-    (dict(client="hospital"), "mine.csv has no column 'hospital': .options: a, b, colour"),
+    (dict(client="hospital"), "mine.csv has no column 'hospital': expected one of a, b, colour"),
     (dict(test="other.csv"), "other.csv has no column 'colour'"),
     (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
     (dict(test=None, split="colour"), "row 1: expected train, validation or test .* found 'red'"),
@@ -327,7 +327,7 @@ def test_texts_and_their_positive_label(write):
 @pytest.mark.parametrize(("row", "options", "message"), [
     (",sad", {}, "reviews.csv, row 5: expected a value in every column, found none in 'review'"),
     ("so so,other", {}, "expected two labels or the setting positive in column 'mood', .* 3 labels"),
-    ("ok,sad", {"positive": "glad"}, "expected 'glad' in column .* 2 labels: .*options: happy, sad"),
+    ("ok,sad", {"positive": "glad"}, "expected 'glad' in column .* 2 labels: .*expected one of happy, sad"),
     ("ok,sad", {"text": "text"}, "reviews.csv has no column 'text'"),
     ("ok,sad", {"file": "reviews.npz"}, "expected a .csv or .tsv file with a column of texts, got 'rev"),
 ])  # fmt: skip
