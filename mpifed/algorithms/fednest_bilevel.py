@@ -14,9 +14,9 @@ Readings:
 * *Step sizes.* They are not divided by the number of local steps. In the paper's theory they are.
 * *Series.* The paper draws a random length N' from 0 to J and sets p = (J + 1) ℓ c_{N'}, which is unbiased
   (``truncation = "random"``). The authors' program sums all terms, the default here.
-* *Samples.* Every evaluation has a sample of its own, except that a corrected local step evaluates the same
+* *Samples.* Every evaluation has a separate sample, except that a corrected local step evaluates the same
   samples at both points.
-* *LFedNest* (``separate``): every client computes its own series from its own functions and takes uncorrected
+* *LFedNest* (``separate``): every client computes a series from its own functions and takes uncorrected
   local steps, in one phase. Where the clients' second derivatives differ, the mean of these hypergradients is
   not the hypergradient of the mean.
 * *Sets.* The method has no projection; problems with sets are refused.
@@ -54,9 +54,9 @@ class FedNestBilevel(Algorithm):
     inner: Form = Field(default="svrg", description="form of the inner calls")
     outer: Form = Field(default="svrg", description="form of the outer call")
     truncation: Literal["sum", "random"] = Field(
-        default="sum", description="sum of the series, or one term of a random number"
+        default="sum", description="sum of the series, or one term whose number is random"
     )
-    separate: bool = Field(default=False, description="a series of its own at every client, as in LFedNest")
+    separate: bool = Field(default=False, description="a separate series at every client, as in LFedNest")
     fresh_cohort: bool = Field(default=False, description="sample a new cohort for every call and the series")
 
     source = "Tarzanagh et al. 2022, FedNest for bilevel problems"
@@ -160,7 +160,7 @@ class FedNestBilevel(Algorithm):
 LFedNestBilevel = Preset(
     "LFedNestBilevel",
     FedNestBilevel,
-    "LFedNest: FedNest without corrections, with a series of its own at every client.",
+    "LFedNest: FedNest without corrections, with a separate series at every client.",
     inner="sgd",
     outer="sgd",
     separate=True,

@@ -115,8 +115,11 @@ def user_code_errors(
         )
         if is_self_explanatory and not user_frames(error):
             raise
-        plural = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
-        for_clients = f" for client{plural or f' {clients[0]}'}" if len(clients) else ""
+        for_clients = f" for client {clients[0]}" if len(clients) == 1 else ""
+        if len(clients) > 1:
+            is_range = clients[-1] - clients[0] + 1 == len(clients)
+            numbers = f"{clients[0]} to {clients[-1]}" if is_range else truncate(", ".join(map(str, clients)))
+            for_clients = f" for clients {numbers}"
         text = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
         raise PluginError(f"{what} failed{when}{for_clients}: {text}", round, phase, clients) from error
 

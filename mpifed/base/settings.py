@@ -33,7 +33,7 @@ from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, us
 
 __all__ = [
     "Options", "Preset", "Section", "Strict", "as_table", "build", "choice", "declared", "default_of",
-    "explain", "explain_record", "file_name", "flatten", "hyperparameters", "is_number", "join_names",
+    "explain", "explain_record", "folder_name", "flatten", "hyperparameters", "is_number", "join_names",
     "json_schema", "places_of", "preset_of", "problem_settings", "sections_of", "settings_of", "suggest",
     "title",
 ]  # fmt: skip
@@ -405,7 +405,7 @@ def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, 
     return "\n".join(filter(None, [join_lines(unknown, sentence), explain(rest, "")]))
 
 
-def file_name(text: str) -> str:
+def folder_name(text: str) -> str:
     """Validate the name of a folder."""
     if not text.strip():
         raise ValueError(f"expected the name of a folder, got {short_repr(text)}: is a shell variable unset?")

@@ -14,7 +14,7 @@ A matrix is a pure function of its moments and of the averages of a synchronisat
 Sources: Huang et al. 2024, Algorithm 1, line 6, and the example in the text below it; Huang, Algorithm 1,
 line 6, and eq. 6. Both count t in steps but compute matrices at synchronisations only, so a_{t-1} is the
 moment of the previous synchronisation. The papers use no bias correction: the first matrices are smaller than
-corrected ones by a factor of about (1 - ϱ)^(1/2), and the first steps larger.
+corrected ones by a factor of about (1 - ϱ)^(1/2), and the first steps are larger.
 
 The decays ϱ and ϑ_t are numbers or schedules of t, the step of a synchronisation: r q after round r of q
 steps, and 1 if the rule computes A_1 from the initial estimators. Huang suggests ϑ_t = c η_{t-1}²; for η_t
@@ -217,13 +217,13 @@ class BarzilaiBorwein(_Matrix):
     matrix_type = "scalar"
 
     def __call__(self, moments: Moments, w, x, t):
-        last_w, last_x, a, known = moments
+        last_w, last_x, a, has_last = moments  # has_last: 0 at the first synchronisation, then 1
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
         rounding = 8 * torch.finfo(x.dtype).eps  # difference between averages of equal points
-        moved = (known > 0) & (square > rounding**2 * (x @ x))
+        moved = (has_last > 0) & (square > rounding**2 * (x @ x))
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
-        return (w, x, a, torch.ones_like(known)), a + self.rho
+        return (w, x, a, torch.ones_like(has_last)), a + self.rho
 
     def set_reference(self, moments: Moments, w, x):
         return w, x, moments[2], torch.ones_like(moments[3])

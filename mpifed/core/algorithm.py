@@ -110,7 +110,16 @@ class Now:
     address: tuple[int, int]
 
     def step(self, k: int) -> int:
-        """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps."""
+        """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps.
+
+        Raises:
+            ContractError: ``k`` exceeds the number of local steps, which ``Algorithm.steps`` names.
+        """
+        if k > self.steps:
+            raise ContractError(
+                f"now.step({k}), but the number of local steps per round is {self.steps}: set the class "
+                'attribute `steps` to the name of the hyperparameter with this number, e.g. steps = "K"'
+            )
         return (self.round - 1) * self.steps + k
 
     def total(self, rate: Callable[[int], float]) -> float:

@@ -49,7 +49,8 @@ class _Sparse:
 
 @hyperparameters
 class TopK(_Sparse):
-    """Keep the k = ratio · d entries of largest absolute value, in a tie the first, and set the others to 0.
+    """Keep the k = ratio · d entries of largest absolute value, and set the others to 0. Of equal entries,
+    the first are kept.
 
     A contraction (Stich et al. 2018): ‖C(v) - v‖² ≤ (1 - k/d) ‖v‖².
     """
@@ -66,8 +67,8 @@ class TopK(_Sparse):
 class RandK(_Sparse):
     """Keep k = ratio · d entries, sampled uniformly without replacement, times d/k, and set the others to 0.
 
-    Unbiased, with variance (d/k - 1) ‖v‖². With error feedback the entries are not
-    multiplied by d/k, which makes the map a contraction (Stich et al. 2018): E‖C(v) - v‖² = (1 - k/d) ‖v‖².
+    Unbiased, with variance (d/k - 1) ‖v‖². With error feedback the entries are not multiplied by d/k, which
+    makes the map a contraction (Stich et al. 2018): E‖C(v) - v‖² = (1 - k/d) ‖v‖².
     """
 
     random: ClassVar[bool] = True
@@ -124,7 +125,7 @@ class QSGD:
 
 
 def _largest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return whether an entry is one of the ``count`` largest of its row, in a tie the first, ``[C, d]``."""
+    """Return a mask ``[C, d]`` of the ``count`` largest entries of each row; of equal entries, the first."""
     threshold = rows.topk(count, dim=-1, sorted=True).values[:, -1:]
     above, ties = rows > threshold, rows == threshold
     ties &= ties.cumsum(-1) <= count - above.sum(-1, keepdim=True)

@@ -48,7 +48,7 @@ class DeviceStream(Stream):
     """The random numbers of a stream as tensors on a device.
 
     Args:
-        stream: not used yet.
+        stream: a stream from which no numbers have been drawn.
     """
 
     math = torch

@@ -263,8 +263,11 @@ class Simulation:
         if found:
             self.infeasible = f"{found} after round {self.round}"
             if self.comm.rank == 0:
-                warning(
-                    f"{self.infeasible}: {title(self.config.algorithm)} must project new points by "
-                    "oracle.sets and now.sets, or reject problems with sets by constrained = False (results "
-                    "and reports mark the run as infeasible)"
+                method = self.config.algorithm
+                remedy = (
+                    f"{title(method)} must project new points by oracle.sets and now.sets, or reject "
+                    "problems with sets by constrained = False"
+                    if self.round or method.start
+                    else f"initial() of {title(self.problem)} must return a point in the sets"
                 )
+                warning(f"{self.infeasible}: {remedy} (results and reports mark the run as infeasible)")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from mpifed.base.settings import Section, file_name
+from mpifed.base.settings import Section, folder_name
 from mpifed.base.units import Seconds
 
 __all__ = ["StorageOptions"]
@@ -30,7 +30,7 @@ class StorageOptions(Section):
         None,
         description="metric whose best evaluated point is kept, too: Result.best, and `mpifed export --best`",
     )
-    out: Annotated[str, AfterValidator(file_name)] = Field("runs/run", description="output folder")
+    out: Annotated[str, AfterValidator(folder_name)] = Field("runs/run", description="output folder")
     overwrite: bool = Field(False, description="start over and replace the run in the output folder")
     tensorboard: bool = Field(
         False, description="also write metrics and costs for TensorBoard, into the subfolder tensorboard"

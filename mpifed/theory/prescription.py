@@ -1,15 +1,14 @@
-"""The register of theorems, and the step sizes and bounds that they give for numerical constants."""
+"""The registry of theorems, and the step sizes and bounds that they give for numerical constants."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpifed.base.settings import is_number
+from mpifed.base.settings import is_number, suggest
 
 __all__ = ["THEOREMS", "Prescription", "Theorem", "over", "prescribe", "theorem"]
 
@@ -33,7 +32,7 @@ class Prescription:
 
 @dataclass(frozen=True, eq=False)
 class Theorem:
-    """A theorem as a function of its constants; :data:`THEOREMS` has them by name.
+    """A theorem as a function of its constants, registered in :data:`THEOREMS`.
 
     Attributes:
         name: paper and number, such as "wang-kale-2".
@@ -78,7 +77,7 @@ class Theorem:
     def _check(self, given: Mapping[str, float]) -> None:
         for name, value in given.items():
             if name not in self.constants:
-                raise ValueError(f"{self.name} has no constant {name!r}: {_suggestion(name, self.constants)}")
+                raise ValueError(f"{self.name} has no constant {name!r}: {suggest(name, self.constants)}")
             if not is_number(value) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{self.name}: {name}: expected a finite number >= 0, got {value!r}")
         missing = [name for name, required in self.constants.items() if required and name not in given]
@@ -109,17 +108,10 @@ def prescribe(name: str, **constants: float) -> Prescription:
         ValueError: there is no such theorem, or see :meth:`Theorem.__call__`.
     """
     if name not in THEOREMS:
-        raise ValueError(f"unknown theorem {name!r}: {_suggestion(name, THEOREMS)}")
+        raise ValueError(f"unknown theorem {name!r}: {suggest(name, THEOREMS)}")
     return THEOREMS[name](**constants)
 
 
 def over(value: float, divisor: float) -> float:
     """Return value / divisor, or infinity for divisor 0: a condition that does not limit a step size."""
     return value / divisor if divisor else math.inf
-
-
-def _suggestion(name: str, options: Mapping[str, Any]) -> str:
-    by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(str(name)[:100].lower(), by_lower, n=1)
-    hint = f"did you mean {by_lower[close[0]]!r}? " if close else ""
-    return f"{hint}(options: {', '.join(options)})"

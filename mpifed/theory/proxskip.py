@@ -17,7 +17,7 @@ If V_i is μ-strongly monotone and ‖V_i(z) - V_i(z*)‖² ≤ ℓ ⟨V_i(z) - 
 
 *Rounds.* After R rounds the number T of steps is random with mean R/p. Ψ_t ρ^(-t) is a supermartingale, so
 E[Ψ_T ρ^(-T)] ≤ Ψ_0, and by Jensen's inequality E log Ψ_T ≤ log Ψ_0 + (R/p) log ρ. The theorems of the
-sources are about a fixed number of steps; these bounds of the geometric mean after R rounds are ours.
+sources are about a fixed number of steps; these bounds of the geometric mean after R rounds are proved here.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PLAIN = dict(of="mean over the rounds of E‖∇_x f‖² + κ E‖∇_y f‖²
 def theorem_3_1(
     l: float, mu: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float
 ):
-    """PL in y without a set (Theorem 3.1, appendix D); the bound is the first in (13)."""
+    """FESS-GDA, PL in y without a set (Theorem 3.1, appendix D); the bound is the first in (13)."""
     sampled = m < M and sigma_G > 0
     limit = over((m * Delta) ** 0.5, sigma * (T * l) ** 0.5 * (K if sampled else K**0.5))
     eta_x = min(1 / (1000 * K * l), limit)
@@ -51,7 +51,8 @@ def theorem_E_1(
     l: float, mu: float, sigma: float, sigma_G: float, G_y: float, K: float, T: float, M: float, m: float,
     Delta: float,
 ):  # fmt: skip
-    """Strongly concave in y on a compact set (Theorem E.1); the bound is (23), summed over the rounds."""
+    """FESS-GDA, strongly concave in y on a compact set (Theorem E.1); the bound is (23), summed
+    over the rounds."""
     _expect_full_participation(sigma_G, M, m)
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
     steps = _smoothed(l, K, eta_x, K * mu / 80000)
@@ -66,7 +67,8 @@ def theorem_3_2(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     Delta: float,
 ):  # fmt: skip
-    """One-point concave in y with ε² ≤ l D (Theorem 3.2, appendix F). The source states an order only."""
+    """FESS-GDA, one-point concave in y, ε² ≤ l D (Theorem 3.2, appendix F). The source states an order
+    only."""
     _expect_full_participation(sigma_G, M, m)
     if epsilon**2 > l * D:
         raise ValueError(f"expected epsilon^2 <= l D, got {epsilon**2:.4g} > {l * D:.4g}")
@@ -79,7 +81,7 @@ def theorem_3_3(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, G_y: float, K: float, T: float,
     M: float, m: float, Delta: float,
 ):  # fmt: skip
-    """Concave in y with ε ≤ 2 l D (Theorem 3.3): Theorem E.1 for f̃ = f - ε/(4D)‖y - y_0‖².
+    """FESS-GDA, concave in y with ε ≤ 2 l D (Theorem 3.3): Theorem E.1 for f̃ = f - ε/(4D)‖y - y_0‖².
 
     f̃ is (l + ε/(2D))-smooth, ε/(2D)-strongly concave and (G_y + ε/2)-Lipschitz in y. Δ refers to f̃. The
     gradients of f and f̃ differ by at most ε/2.
@@ -92,28 +94,31 @@ def theorem_3_3(
 
 @theorem("shen-corollary-E.1", "SmoothedGDA", **_STATIONARY)
 def corollary_E_1(l: float, mu: float, T: float, Delta: float):
-    """Strongly concave in y on a compact set, exact gradients (Corollary E.1): Theorem E.1 with M = K = 1."""
+    """Smoothed-GDA, strongly concave in y on a compact set (Corollary E.1): Theorem E.1 with M = K = 1, exact
+    gradients."""
     steps, bound = theorem_E_1.statement(l, mu, 0.0, 0.0, 0.0, 1, T, 1, 1, Delta)
     return _exact(steps), bound
 
 
 @theorem("shen-corollary-3.2", "SmoothedGDA", of="(ε, ε²)-stationarity of f", letters=_LETTERS)
 def corollary_3_2(l: float, D: float, epsilon: float, T: float, Delta: float):
-    """One-point concave in y, ε² ≤ l D, exact gradients (Corollary 3.2): Theorem 3.2 with M = K = 1."""
+    """Smoothed-GDA, one-point concave in y, ε² ≤ l D, exact gradients (Corollary 3.2): Theorem 3.2 with
+    M = K = 1."""
     steps, bound = theorem_3_2.statement(l, D, epsilon, 0.0, 0.0, 1, T, 1, 1, Delta)
     return _exact(steps), bound
 
 
 @theorem("shen-corollary-3.3", "SmoothedGDA", of=theorem_3_3.of, letters=_LETTERS)
 def corollary_3_3(l: float, D: float, epsilon: float, T: float, Delta: float):
-    """Concave in y, ε ≤ 2 l D, exact gradients (Corollary 3.3): Theorem 3.3 with M = K = 1."""
+    """Smoothed-GDA, concave in y, ε ≤ 2 l D, exact gradients (Corollary 3.3): Theorem 3.3 with M = K = 1."""
     steps, bound = theorem_3_3.statement(l, D, epsilon, 0.0, 0.0, 0.0, 1, T, 1, 1, Delta)
     return _exact(steps), bound
 
 
 @theorem("shen-3.4", "FESSGDA", of="ε-stationarity of f and of the Moreau envelope", letters=_LETTERS)
 def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float):
-    """Maximum of finitely many functions (Theorem 3.4, appendix H). The source states an order only.
+    """FESS-GDA, maximum of finitely many functions (Theorem 3.4, appendix H). The source states an order
+    only.
 
     β is the minimum of η_y K l / 80000, which is used here, and four terms whose constants the source does
     not give.
@@ -128,7 +133,8 @@ def theorem_3_5(
     l: float, mu_x: float, mu_y: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     W: float, eta: float | None = None,
 ):  # fmt: skip
-    """PL in x and in y with p = 0 (Theorem 3.5, appendix I); the bound is the unrolled recursion for W_t.
+    """FESS-GDA, PL in x and in y with p = 0 (Theorem 3.5, appendix I); the bound is the unrolled
+    recursion for W_t.
 
     For μ_x ≥ μ_y, W = 2Φ(x) - f(x, y) - min Φ with Φ = max_y f, and ``W`` is its value at the start. For μ_x
     < μ_y, x and y are exchanged and f is replaced by -f. ``eta`` is the larger of η_x and η_y, at most 1 / (4

@@ -31,7 +31,7 @@ __all__ = ["fedgda_gt"]
     letters={"K": "local_steps", "R": "rounds"},
 )
 def fedgda_gt(L: float, mu_z: float, K: float, R: float, D_0: float):
-    """FedGDA-GT with η = μ / (2 K L²) for both blocks, our proof of a linear rate; K + 1 gradients per round.
+    """FedGDA-GT with η = μ / (2 K L²) for both blocks, a linear rate proved here; K + 1 gradients per round.
 
     ``D_0`` is the distance of the start from the saddle point. The rounds are of order κ² log(1/ε).
     """

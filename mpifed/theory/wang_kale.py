@@ -4,8 +4,10 @@ Constants:
 
 * ``L``: Lipschitz constant of the operator; ``sigma``: standard deviation of the noise (E‖noise‖² ≤ σ²).
 * ``K`` local steps, ``R`` rounds, ``M`` clients.
-* ``D``: radius of the ball of err_D around the starting point, a free parameter.
+* ``D``: a free parameter, the radius of the ball around the starting point z_0 in err_D(z) =
+  max ⟨V(w), z - w⟩ over ‖w - z_0‖ ≤ D.
 * ``G``: bound of ‖V‖ at the points z that the clients visit, and in Theorem 7 on the domain of φ.
+* ``H``: inner steps of LIPPAX per local step.
 
 Except in Theorem 24, all clients have the same monotone operator. Formulas are interpreted such that the
 units of a step size (z / V) and an error (z V) are consistent. Docstrings list the corrections of the printed

@@ -7,6 +7,7 @@ import pytest
 from launch import launch
 from runfiles import decay, write
 
+from mpifed.base.errors import PluginError, user_code_errors
 from mpifed.cli.main import _warn_idle, main
 
 #: Number of lines of a screen.
@@ -275,3 +276,10 @@ def test_names_that_are_too_long(folder, message, words):
         (folder / f"{name}.toml").write_text(text)
     write(folder / "done", config={"problem": {"name": "Saddle", "clients": 2}}, error=decay(0.1))
     assert len(message(words)) < 1500
+
+
+@pytest.mark.parametrize("clients, named", [([2], " 2"), ([2, 3, 4], "s 2 to 4"), ([0, 3, 9], "s 0, 3, 9")])
+def test_the_clients_of_an_error(clients, named):
+    message = f"^f failed in round 1 for client{named}: "
+    with pytest.raises(PluginError, match=message), user_code_errors("f", 1, "round", clients):
+        raise ZeroDivisionError

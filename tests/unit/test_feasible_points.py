@@ -4,6 +4,8 @@ import pytest
 import torch
 from bounded import Watched
 
+import mpifed
+from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import as_family
 from mpifed.core.sets import Ball, Simplex
 from mpifed.problems import AffineGame, MatrixGame, QuadraticNCPL
@@ -56,3 +58,18 @@ def test_problem_without_sets_has_no_projections(kind):
     problem = kind(clients=2)
     problem.prepare(0)
     assert projections(problem) == []
+
+
+class Outside(Watched):
+    """A problem that starts outside its sets."""
+
+    def initial(self, rng):
+        return {"x": torch.ones(self.variables().sizes["x"])}
+
+
+def test_an_infeasible_starting_point_is_the_error_of_the_problem(capsys):
+    method = LocalSGDA(q=1, eta_x=0.0, eta_y=0.0)
+    simulation = mpifed.Simulation(Outside(set_x=Ball(0.5), set_y=Simplex()), method)
+    simulation.start()
+    simulation.evaluate(simulation.output)
+    assert "after round 0: initial() of Outside must return a point in the sets" in capsys.readouterr().err

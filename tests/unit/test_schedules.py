@@ -8,7 +8,7 @@ import torch
 from everything import METHODS, PROBLEMS, fits, problem
 
 import mpifed
-from mpifed import ConfigError
+from mpifed import ConfigError, ContractError
 from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg, LocalMOML
 from mpifed.base.settings import as_table, build
 from mpifed.core.adaptive import Adam
@@ -95,3 +95,19 @@ def test_every_step_size_follows_its_schedule(name):
     for key, value in numbers.items():
         changing = {key: Steps(value=value, boundaries=(1,), factor=0.5)}
         assert not torch.equal(path(name, changing), expected), key
+
+
+class Undeclared(FedAvg):
+    """FedAvg without its declaration ``steps = "K"``."""
+
+    steps = ""
+
+
+def test_the_number_of_local_steps_must_be_declared():
+    """Otherwise t would grow by 1 per round instead of K."""
+    simulation = mpifed.Simulation(problem("Classification"), Undeclared(K=2, eta=0.1), comm=SerialComm())
+    simulation.start()
+    with pytest.raises(
+        ContractError, match=r"now\.step\(2\), but the number of local steps per round is 1: set"
+    ):
+        simulation.step()
