@@ -178,7 +178,7 @@ def test_constants_read_from_files_are_not_overestimated(name):
 @pytest.mark.parametrize("name", [name for name, one in PROBLEMS.items() if hasattr(one, "partition")])
 def test_more_clients_than_samples_are_rejected_first(name):
     made = build(PROBLEMS[name], SETTINGS[name] | {"clients": 10**11}, name)
-    with pytest.raises(ValueError, match="found .* samples for 100000000000 clients"):
+    with pytest.raises(ValueError, match="samples for 100000000000 clients|clients: expected at most 4096"):
         made.prepare(0)
 
 

@@ -240,7 +240,7 @@ def test_unknown_data_sets():
         Classification(dataset="digit")
     with pytest.raises(ConfigError, match="data set 'digits' has no settings, got {'size': 3}"):
         Classification(dataset={"name": "digits", "size": 3})
-    with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
+    with pytest.raises(ConfigError, match="unknown set of texts 'digits': expected one of .*sentiment140"):
         TextAUC(dataset="digits")
     table = r"unknown data set 'x.csv': for a file or folder write { name = \"table\", file = 'x.csv' } or "
     with pytest.raises(ConfigError, match=table):
