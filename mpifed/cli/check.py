@@ -523,7 +523,8 @@ def _scores(case: _Case, dtype: str) -> None:
 def _finite(case: _Case, dtype: str) -> None:
     if reason := _run(_method_for(case.problem), case.problem, dtype=dtype, eval_every=1).infeasible:
         raise AssertionError(
-            f"{reason}: projecting a point twice must give the same point as projecting it once"
+            f"{reason}: initial() must return a point in the sets, and projecting a point twice must give "
+            "the same point as projecting it once"
         )
 
 
