@@ -108,7 +108,7 @@ class OracleOptions(Section):
         None,
         gt=0,
         description="norm to which every gradient of a client, with its noise, is scaled down, which biases "
-        "it; the metric `clipped` is the share of clipped gradients",
+        "it; the metric `clipped` is the fraction of clipped gradients",
     )
     clip_over: Literal["block", "all"] | None = Field(
         None, description="clip the gradient of each block, or of all blocks together; default: block"

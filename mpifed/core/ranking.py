@@ -98,9 +98,9 @@ class PartialAUC(RankingMetric):
 
 @hyperparameters
 class TwoWayPartialAUC(RankingMetric):
-    """Two-way partial AUC: the share of the region of true positive rates from ``min_tpr`` and false positive
-    rates up to ``max_fpr`` that is below the ROC curve, i.e. the AUC of the hardest samples (Yang et al.
-    2021)."""
+    """Two-way partial AUC: the fraction of the region of true positive rates from ``min_tpr`` and false
+    positive rates up to ``max_fpr`` that is below the ROC curve, i.e. the AUC of the hardest samples (Yang et
+    al. 2021)."""
 
     max_fpr: float = Field(gt=0, le=1, description="largest false positive rate")
     min_tpr: float = Field(ge=0, lt=1, description="smallest true positive rate")

@@ -109,10 +109,11 @@ class ByClass:
 
 @hyperparameters
 class PositiveRatios:
-    """Skewed labels: positives make up a given share of each client's samples (Zhang & Gao n.d., section 5).
+    """Skewed labels: positives make up a given fraction of each client's samples (Zhang & Gao
+    n.d., section 5).
 
     Negatives are divided evenly at random; positives are dropped at random so that every client has its
-    share, to the nearest sample.
+    fraction, to the nearest sample.
     """
 
     ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(

@@ -3,8 +3,8 @@
 The format of a file follows from its suffix: ``.csv`` and ``.tsv`` with a header, ``.npz`` with arrays of one
 length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). CSV files are parsed by pandas.
 
-Test rows are a random share of each class, the rows of a second file, or the rows that a column marks. The
-random share does not depend on the run's seed: a table has the same test split in all runs.
+Test rows are a random fraction of each class, the rows of a second file, or the rows that a column marks. The
+random fraction does not depend on the run's seed: a table has the same test split in all runs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Splits:
     )
     target: str = Field(default=LABEL, description="column of the labels: words, whole numbers or booleans")
     test: float | str | None = Field(
-        default=None, description="share of test rows, such as 0.2, or a second file with the test rows"
+        default=None, description="fraction of test rows, such as 0.2, or a second file with the test rows"
     )
     validation: str | None = Field(default=None, description="file with the validation rows")
     split: str | None = Field(
@@ -130,11 +130,11 @@ class _Splits:
     def __post_init__(self):
         if (self.test is None) == (self.split is None):
             raise ValueError(
-                "expected either test (a share of the rows, or a second file) or split (a column), got "
+                "expected either test (a fraction of the rows, or a second file) or split (a column), got "
                 f"{'neither' if self.test is None else 'both'}"
             )
         if not isinstance(self.test, str | None) and not 0 < self.test < 1:
-            raise ValueError(f"test: expected a share between 0 and 1, or a file, got {self.test}")
+            raise ValueError(f"test: expected a fraction between 0 and 1, or a file, got {self.test}")
         if self.split and self.validation:
             raise ValueError("expected either validation (a file) or split (a column), got both")
 

@@ -1,8 +1,8 @@
 """Data cleaning: weights of training samples with wrong labels, learnt from clean validation samples.
 
 Reading: the samples of a client are divided into halves at random, because data sets may be sorted by class.
-The first half is for training, with labels of which a share is replaced by another class; the second half is
-for validation, with clean labels. The weight of training sample j of all clients is σ(x_j). Client n sees its
+The first half is for training, with labels of which a fraction is replaced by another class; the second half
+is for validation, with clean labels. The weight of training sample j of all clients is σ(x_j). Client n sees its
 own coordinates of x only, so that the mean over N clients of ∇_x divides its gradient by N.
 """
 
@@ -31,7 +31,10 @@ class DataCleaning(LabelledImages, Bilevel):
     """
 
     corrupted: float = Field(
-        default=0.3, ge=0, lt=1, description="share of the training labels that are replaced by other classes"
+        default=0.3,
+        ge=0,
+        lt=1,
+        description="fraction of the training labels that are replaced by other classes",
     )
     c: float = Field(
         default=0.01, gt=0, description="weight c of the regulariser, which makes g strongly convex"

@@ -5,10 +5,10 @@ outputs h_i and h_j and the margin c. The CVaR at level θ of n numbers, the mea
 is min_s s + mean (number - s)_+ / θ. It is applied twice:
 
 * over the negative samples, with a variable s_i for each positive sample i: g_i(w, s_i) = s_i +
-  mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the share θ_1 of the negative samples
+  mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the fraction θ_1 of the negative samples
   with the largest outputs, which determine the ROC curve at false positive rates up to θ_1.
 * over the positive samples, with a threshold s': s' + mean_i (g_i - s')_+ / θ_0, and (v)_+ is the maximum of
-  y_i v over y_i in [0, 1]. The share θ_0 of the positive samples that are hardest to rank determines the ROC
+  y_i v over y_i in [0, 1]. The fraction θ_0 of the positive samples that are hardest to rank determines the ROC
   curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
   problem.
 
@@ -52,7 +52,7 @@ class _Pairs(ImageRanking):
         default=0.3,
         gt=0,
         le=1,
-        description="share θ_1 of the negative samples that count, the largest false positive rate",
+        description="fraction θ_1 of the negative samples that count, the largest false positive rate",
     )
     margin: float = Field(default=1.0, gt=0, description="margin c of the squared hinge loss of a pair")
     s_speed: float = Field(
@@ -126,7 +126,7 @@ class OneWayPAUC(_Pairs, Minimisation):
     """min over (w, s) of the mean over positive samples i of s_i + mean_j (ℓ_ij - s_i)_+ / θ_1.
 
     ℓ_ij is the squared hinge loss of a pair of samples. The minimum over s is the mean loss of the pairs with
-    the share θ_1 of the negative samples that have the largest outputs: the partial AUC at false positive
+    the fraction θ_1 of the negative samples that have the largest outputs: the partial AUC at false positive
     rates up to θ_1 is maximised. x consists of w and s, which has one coordinate per positive sample.
     """
 
@@ -155,8 +155,8 @@ class OneWayPAUC(_Pairs, Minimisation):
 class TwoWayPAUC(_Pairs, Minimax):
     """min over (w, s, s'), max over y in [0, 1]^n of mean_i y_i (g_i(w, s_i) - s') / θ_0 + s'.
 
-    g_i is the mean loss of the positive sample i against the share θ_1 of the negative samples with the
-    largest outputs, minimised over s_i; y selects the share θ_0 of the positive samples with the largest g_i.
+    g_i is the mean loss of the positive sample i against the fraction θ_1 of the negative samples with the
+    largest outputs, minimised over s_i; y selects the fraction θ_0 of the positive samples with the largest g_i.
     The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised. x
     consists of w, s and the threshold s'; s and y have one coordinate per positive sample.
     """
@@ -165,7 +165,7 @@ class TwoWayPAUC(_Pairs, Minimax):
         default=0.5,
         gt=0,
         le=1,
-        description="share θ_0 of the positive samples that count; true positive rates are from 1 - θ_0",
+        description="fraction θ_0 of the positive samples that count; true positive rates are from 1 - θ_0",
     )
 
     maximised = frozenset({"auc", "partial_auc"})
@@ -202,7 +202,7 @@ class TwoWayPAUC(_Pairs, Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.
 
-        ``partial_auc`` is the share of the region of false positive rates up to θ_1 and true positive rates
+        ``partial_auc`` is the fraction of the region of false positive rates up to θ_1 and true positive rates
         from 1 - θ_0 that is below the ROC curve (:class:`mpifed.core.ranking.TwoWayPartialAUC`).
         """
         partial = TwoWayPartialAUC(max_fpr=self.theta_1, min_tpr=1 - self.theta_0)

@@ -299,7 +299,7 @@ class Rounds:
         return [name for name, unsent in zip(names, mask) if unsent]
 
     def clipped_share(self) -> float:
-        """Return the share of clipped gradients among the oracle calls of the last round. Collective.
+        """Return the fraction of clipped gradients among the oracle calls of the last round. Collective.
 
         NaN if there were no calls, e.g. before the first round and for a run that was complete.
         """

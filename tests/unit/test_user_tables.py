@@ -245,7 +245,7 @@ def test_errors_in_files_and_columns(write, options, message):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (dict(test=None), "expected either test .a share of the rows, .* or split .*, got neither"),
+    (dict(test=None), "expected either test .a fraction of the rows, .* or split .*, got neither"),
     (dict(split="part"), "got both"),
     (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
     (dict(separator=""), "separator"),
