@@ -2,8 +2,8 @@
 
 Reading: the samples of a client are divided into halves at random, because data sets may be sorted by class.
 The first half is for training, with labels of which a fraction is replaced by another class; the second half
-is for validation, with clean labels. The weight of training sample j of all clients is σ(x_j). Client n sees its
-own coordinates of x only, so that the mean over N clients of ∇_x divides its gradient by N.
+is for validation, with clean labels. The weight of training sample j of all clients is σ(x_j). Client n sees
+its own coordinates of x only, so that the mean over N clients of ∇_x divides its gradient by N.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ outputs h_i and h_j and the margin c. The CVaR at level θ of n numbers, the mea
 is min_s s + mean (number - s)_+ / θ. It is applied twice:
 
 * over the negative samples, with a variable s_i for each positive sample i: g_i(w, s_i) = s_i +
-  mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the fraction θ_1 of the negative samples
-  with the largest outputs, which determine the ROC curve at false positive rates up to θ_1.
+  mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the fraction θ_1 of the negative
+  samples with the largest outputs, which determine the ROC curve at false positive rates up to θ_1.
 * over the positive samples, with a threshold s': s' + mean_i (g_i - s')_+ / θ_0, and (v)_+ is the maximum of
   y_i v over y_i in [0, 1]. The fraction θ_0 of the positive samples that are hardest to rank determines the ROC
   curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
@@ -156,8 +156,8 @@ class TwoWayPAUC(_Pairs, Minimax):
     """min over (w, s, s'), max over y in [0, 1]^n of mean_i y_i (g_i(w, s_i) - s') / θ_0 + s'.
 
     g_i is the mean loss of the positive sample i against the fraction θ_1 of the negative samples with the
-    largest outputs, minimised over s_i; y selects the fraction θ_0 of the positive samples with the largest g_i.
-    The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised. x
+    largest outputs, minimised over s_i; y selects the fraction θ_0 of the positive samples with the largest
+    g_i. The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised. x
     consists of w, s and the threshold s'; s and y have one coordinate per positive sample.
     """
 

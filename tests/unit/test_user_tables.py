@@ -247,9 +247,9 @@ def test_errors_in_files_and_columns(write, options, message):
 @pytest.mark.parametrize(("options", "message"), [
     (dict(test=None), "expected either test .a fraction of the rows, .* or split .*, got neither"),
     (dict(split="part"), "got both"),
-    (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
+    (dict(test=1.2), "test: expected a fraction between 0 and 1, or a file, got 1.2"),
     (dict(separator=""), "separator"),
-    (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
+    (dict(test=1), "test: expected a fraction between 0 and 1, or a file, got 1"),
     (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
     (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
     (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split, client and groups"),
