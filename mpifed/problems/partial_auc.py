@@ -8,8 +8,8 @@ is min_s s + mean (number - s)_+ / θ. It is applied twice:
   mean_j (ℓ_ij - s_i)_+ / θ_1. Its minimum is the mean loss of i against the fraction θ_1 of the negative
   samples with the largest outputs, which determine the ROC curve at false positive rates up to θ_1.
 * over the positive samples, with a threshold s': s' + mean_i (g_i - s')_+ / θ_0, and (v)_+ is the maximum of
-  y_i v over y_i in [0, 1]. The fraction θ_0 of the positive samples that are hardest to rank determines the ROC
-  curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
+  y_i v over y_i in [0, 1]. The fraction θ_0 of the positive samples that are hardest to rank determines the
+  ROC curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
   problem.
 
 Reading: a row of a client has one positive and one negative sample, so that every minibatch has as many
@@ -157,8 +157,8 @@ class TwoWayPAUC(_Pairs, Minimax):
 
     g_i is the mean loss of the positive sample i against the fraction θ_1 of the negative samples with the
     largest outputs, minimised over s_i; y selects the fraction θ_0 of the positive samples with the largest
-    g_i. The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised. x
-    consists of w, s and the threshold s'; s and y have one coordinate per positive sample.
+    g_i. The partial AUC at false positive rates up to θ_1 and true positive rates from 1 - θ_0 is maximised.
+    x consists of w, s and the threshold s'; s and y have one coordinate per positive sample.
     """
 
     theta_0: float = Field(
@@ -202,8 +202,8 @@ class TwoWayPAUC(_Pairs, Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.
 
-        ``partial_auc`` is the fraction of the region of false positive rates up to θ_1 and true positive rates
-        from 1 - θ_0 that is below the ROC curve (:class:`mpifed.core.ranking.TwoWayPartialAUC`).
+        ``partial_auc`` is the fraction of the region of false positive rates up to θ_1 and true positive
+        rates from 1 - θ_0 that is below the ROC curve (:class:`mpifed.core.ranking.TwoWayPartialAUC`).
         """
         partial = TwoWayPartialAUC(max_fpr=self.theta_1, min_tpr=1 - self.theta_0)
         return {
