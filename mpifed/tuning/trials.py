@@ -102,8 +102,8 @@ class Probe:
         if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not select settings: set "
-                "problem.validation, e.g. to 0.2, to hold out a fraction of the training data; a user-defined "
-                "problem defines tested_on, or lists metrics without test data in of_training"
+                "problem.validation, e.g. to 0.2, to hold out a fraction of the training data; a "
+                "user-defined problem defines tested_on, or lists metrics without test data in of_training"
             )
         # A metric without a validation version uses no held-out samples.
         return validation_metric(metric, self.metrics)
