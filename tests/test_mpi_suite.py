@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import simulated_gpu
 from launch import PARALLEL, launch, suite
 
 SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
@@ -15,9 +16,10 @@ SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_parallel_suite(ranks, tmp_path, record_property):
-    """The contracts compare a layout with one process. Two layouts suffice, one of them vectorised."""
-    contracts = {2: "not (test_contracts and pairs)", 3: "not (test_contracts and loop)"}
-    record_property("mpi", suite(ranks, tmp_path, PARALLEL, "-k", contracts.get(ranks, "not test_contracts")))
+    """The contracts compare a layout with one process: each pair of a method and a problem on two layouts,
+    in the loop on two ranks, vectorised on the number of ranks to which it is dealt."""
+    contracts = {3: "not (test_contracts and loop)", 4: "not test_contracts or pairs"}
+    record_property("mpi", suite(ranks, tmp_path, PARALLEL, "-k", contracts.get(ranks, "")))
 
 
 def test_library_dependent_tests_under_mpich(tmp_path, record_property):
@@ -35,6 +37,16 @@ def test_networks_with_other_instructions(capability, ranks, tmp_path, monkeypat
     """Torch reads the permitted instruction set at startup."""
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
     record_property("mpi", suite(ranks, tmp_path, PARALLEL / "test_exact.py", "-k", "networks_of_odd"))
+
+
+def test_two_ranks_on_two_simulated_gpus(tmp_path, monkeypatch, record_property):
+    """The tests of tests/parallel for GPUs, without Triton; gloo replaces NCCL."""
+    variables, reason = simulated_gpu.build(tmp_path)
+    for name, value in ((variables or pytest.skip(reason)) | {"MPIFED_SIMULATED_GPUS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    chosen = "(gpu_agrees or bfloat16 or reproducible or large or nccl_or) and not reduce-overhead"
+    options = ["-p", "simulated_gpu", "-k", chosen]
+    record_property("mpi", suite(2, tmp_path, PARALLEL / "test_devices.py", *options))
 
 
 def test_a_run_moves_from_open_mpi_to_mpich(tmp_path):

@@ -43,7 +43,9 @@ def ran(comm, tmp_path_factory):
     return once
 
 
-GROUPS = pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
+GROUPS = pytest.mark.parametrize(
+    "group", [pytest.param(1, id="loop"), pytest.param(2, id="pairs", marks=pytest.mark.dealt)]
+)
 
 
 @GROUPS

@@ -19,8 +19,8 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.simulation import Simulation
 
-#: Rounds after which a momentum of weight 0.1 has converged to 1e-11.
-ROUNDS = 240
+#: Rounds after which a momentum of weight 0.1 has converged to 1e-7.
+ROUNDS = 150
 #: Methods whose steps may not be 0, with steps that change no digit.
 TINY = {
     "LIPPAX": {"eta": 1e-14},

@@ -81,10 +81,10 @@ UNEQUAL = {
     "bernoulli, equal": {"availability": {"name": "bernoulli", "probability": 0.5, "unbiased": True}},
 }
 STORED = {
-    "SCAFFOLD II": SCAFFOLD(K=2, eta_l=0.05, eta_g=0.5),
-    "SCAFFOLD I": SCAFFOLD(K=2, eta_l=0.05, eta_g=0.5, option="I"),
-    "SAGDA": SAGDA(K=2, eta_xl=0.05, eta_yl=0.05, eta_xg=0.5, variates="stored"),
-    "CODASCA": CODASCA(K=2, eta=0.05, T=10**6, prox=0.0, eta_g=0.5),
+    "SCAFFOLD II": SCAFFOLD(K=2, eta_l=0.15, eta_g=0.5),
+    "SCAFFOLD I": SCAFFOLD(K=2, eta_l=0.15, eta_g=0.5, option="I"),
+    "SAGDA": SAGDA(K=2, eta_xl=0.15, eta_yl=0.15, eta_xg=0.5, variates="stored"),
+    "CODASCA": CODASCA(K=2, eta=0.15, T=10**6, prox=0.0, eta_g=0.5),
 }
 
 
@@ -93,11 +93,11 @@ STORED = {
 @pytest.mark.parametrize("name", STORED)
 def test_stored_variates_converge_to_the_solution(tmp_path, name, law, weights):
     """The server's variate stays the mean of the clients', so that the solution is the fixed point: what is
-    left after 600 rounds is rounding."""
+    left after 200 rounds is rounding."""
     run = simulation(STORED[name], tmp_path, **UNEQUAL[law], weights=weights)
     run.start()
     shares = (ROWS if weights == "samples" else torch.ones(CLIENTS, dtype=torch.float64))[:, None]
-    for r in range(600):
+    for r in range(200):
         run.step()
         if r < 20:
             mean = (shares * run.clients.cx).sum(0) / shares.sum()
