@@ -13,6 +13,7 @@ Readings:
   client.
 * *τ_eff* is the mean of τ_i over all n clients by default.
 * *Sets.* Points are projected at the server only.
+* *Schedules.* Step k of round r is step t = (r - 1) max τ_i + k.
 * *"+".* x̃ is updated before the local steps of the paper's rounds t = r - 1 with S | t.
 """
 
@@ -93,7 +94,7 @@ class FedNormSGDAPlus(FedNormSGDA):
     S: int = Field(ge=1, kw_only=True, description="rounds between two snapshots of x")
 
     source = "Sharma et al. 2023, Fed-Norm-SGDA+"
-    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
+    paper_cost = "up D; down D, and x̃ after an update; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     shared = Record(x="x", y="y", snapshot="x")
 

@@ -47,7 +47,7 @@ class FedSGDAPlus(Algorithm):
 
     source = "Wu et al. 2023, FedSGDA+"
     cites = ("wu2023fedsgdam",)
-    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
+    paper_cost = "up D; down D, and x̃ after an update; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     steps = "K"
     shared = Record(x="x", y="y", snapshot="x")

@@ -81,7 +81,7 @@ class AdaFGDA(Algorithm):
     source = "Huang et al. 2024, Algorithm 1"
     cites = ("huang2024adafgda",)
     paper_cost = (
-        "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients per step"
+        "up 2D (mean_after: 3D, 2 phases); down 2D (local: D), AdaFGDA + D; 2 gradients per step"
     )
     calls_per_step = 2
     partial_participation = False

@@ -65,7 +65,7 @@ class LocalSGDAPlus(Algorithm):
 
     source = "Deng & Mahdavi 2021, Local-SGDA+"
     cites = ("deng2021localsgda",)
-    paper_cost = "up D; down D; 1 phase; 2 gradients per step, of one block each"
+    paper_cost = "up D; down D, and x̃ after an update; 1 phase; 2 gradients per step, of one block each"
     calls_per_step = 2
     steps = "q"
     shared = Record(x="x", y="y", snapshot="x")
@@ -156,7 +156,10 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
 
     source = "Huang et al. 2024, section 6.3, after Sharma et al. 2022"
     cites = ("huang2024adafgda", "sharma2022momentum")
-    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 2 gradients per step, of one block each"
+    paper_cost = (
+        "up 2D (points and momenta); down 2D, and x̃ after an update; 1 phase; 2 gradients per step, of one "
+        "block each"
+    )
     calls_per_step = 2
     shared = Record(x="x", y="y", dx="x", dy="y", snapshot="x")
 

@@ -12,7 +12,8 @@ Readings:
 * *Smoothing.* The gradient p (x_t - z_t) of the proximal term is applied at the server only, with the weight
   η_xl η_xg K. z moves towards x_{t+1}, and z_0 = x_0.
 * *Averages.* The server averages over the sampled clients.
-* *Smoothed-GDA.* Updates are simultaneous as in the paper: y uses x_t. With ``alternating``, y uses x_{t+1}.
+* *Smoothed-GDA.* Updates are simultaneous as in the paper: y uses x_t. With ``alternating``, y uses x_{t+1}
+  and the sample of x.
 * *Values of p.* The theory uses p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
 """
 

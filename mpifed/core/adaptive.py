@@ -206,10 +206,10 @@ class AdaGradNorm(_Matrix):
 
 @hyperparameters
 class BarzilaiBorwein(_Matrix):
-    """A = (|⟨Δw, Δx⟩| / ‖Δx‖² + ρ) I from the last two synchronisations.
+    """A = (|⟨Δw, Δx⟩| / ‖Δx‖² + ρ) I with the changes Δw and Δx since the previous synchronisation.
 
-    After the first synchronisation, and if Δx is zero up to rounding, the previous quotient is kept, which is
-    0 at first, so that A = ρ I.
+    The first synchronisation is compared with the starting point and the averaged initial estimators. A_1,
+    and matrices after Δx that is zero up to rounding, keep the previous quotient, which is 0 at first.
     """
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")

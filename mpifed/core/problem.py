@@ -10,7 +10,8 @@ class         solves                                    defines, in addition to 
 Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
 Minimisation  min over x of a loss                      ``loss`` or ``gradients``
 Operator      a variational inequality in z             ``operator``
-Composition   min over x of outer(inner(x))             ``inner_size``, ``inner``, ``outer``
+Composition   min over x of outer(inner(x))             ``inner_size``, ``inner``, and ``outer`` or
+                                                        ``outer_gradient``
 Bilevel       min over x of upper(x, y*(x)), where      ``upper``, ``lower``
               y*(x) minimises lower(x, y)
 ============  ========================================  ===================================================
@@ -404,8 +405,9 @@ class Operator(Problem):
 class Composition(Problem):
     """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang, eq. 1).
 
-    Define :meth:`inner` and :meth:`outer`, which autograd differentiates, or analytic ``jacobian`` and
-    ``outer_gradient``. Example: the entropic risk log E exp(g) of a squared error g, with one inner value::
+    Define :meth:`inner`, and :meth:`outer` or an analytic ``outer_gradient``. Autograd differentiates
+    :meth:`inner`, unless there is an analytic ``jacobian``. Example: the entropic risk log E exp(g) of a
+    squared error g, with one inner value::
 
         @dataclass
         class Risk(Composition):

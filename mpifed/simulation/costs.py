@@ -2,10 +2,10 @@
 
 **Communication volume** is measured, not declared. A client downloads a field of ``shared`` in a phase if its
 client function reads the field and the server has written it since the client last downloaded it. Under
-partial participation, a client downloads every field that its client function reads, because it may have
-missed earlier updates. It uploads its message. Fields declared by ``not_sent`` do not count, and fields
-declared by ``compressed`` count with the bytes of their compression. A rank counts for the members that it
-hosts.
+partial participation, clients may have missed the updates of earlier rounds, so a member of a cohort
+downloads every field that it reads, once unless the server writes it again. It uploads its message. Fields
+declared by ``not_sent`` do not count, and fields declared by ``compressed`` count with the bytes of their
+compression. A rank counts for the members that it hosts.
 
 **The federated clock** simulates the wall time of rounds for clients behind networks. A phase is one
 synchronous round trip: the server sends the fields to all members of the cohort, each member evaluates
@@ -78,20 +78,26 @@ class Traffic:
         itemsize: bytes per element.
 
     Attributes:
-        unsent: fields of ``shared`` that the server has written since clients last downloaded them.
+        unsent: fields of ``shared`` that the server has written since all clients last downloaded them.
     """
 
     def __init__(self, method: Algorithm, shared: Layout, itemsize: int):
         self._method, self._layout, self._itemsize = method, shared, itemsize
         self._communicated = set(communicated_fields(shared.record)) - set(constant_matrices(method))
         self.unsent: set[str] = set()
+        self._current: set[str] = set()  # fields whose values the members of the cohort have downloaded
+
+    def begin_cohort(self) -> None:
+        """Record that a cohort is sampled: its members have not downloaded anything yet."""
+        self._current = set()
 
     def record_writes(self, names: Iterable[str]) -> None:
         """Record that the server has written these fields of ``shared``."""
         self.unsent |= self._communicated & set(names)
+        self._current -= set(names)
 
     def volume(self, r: int, reads: set[str], message: Layout, full: bool) -> Volume:
-        """Return the communication volume of a phase per client, and mark the downloaded fields as sent.
+        """Return the communication volume of a phase per client, and record its downloads.
 
         Args:
             r: number of the round; in start phases (round 0), all fields are sent uncompressed.
@@ -100,9 +106,10 @@ class Traffic:
             full: whether all clients participate.
         """
         reads = reads & self._communicated
-        sent = reads & self.unsent if full else reads
+        sent = reads & self.unsent if full else reads - self._current
         if full:
             self.unsent -= sent
+        self._current |= reads
         up = self._bytes(r, message, communicated_fields(message.record))
         return Volume(up, self._bytes(r, self._layout, sent))
 

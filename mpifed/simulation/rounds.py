@@ -160,6 +160,7 @@ class Rounds:
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
+                self.traffic.begin_cohort()
             if not self._takes_place(r, stage, cohort):
                 continue
             cohort = self.coordinator.participating(r, stage.number, cohort)

@@ -3,6 +3,8 @@
 A steady round is the third, with all clients: fields that have not been written since are not sent again.
 """
 
+import dataclasses
+
 import levels
 import pytest
 from baselines import Half
@@ -282,13 +284,27 @@ def test_all_methods_have_costs():
     assert set(ALGORITHMS) <= {name.split(",")[0].split(" ")[0] for name in COSTS}
 
 
-def test_a_cohort_downloads_all_fields_that_it_reads(tmp_path):
-    """SCAFFOLD x and c; FedSGDA+ also the snapshot; CDMA-ADA x, y and the last point, then, because
-    cohorts change, x, y, u and v."""
-    for name, down in (("SCAFFOLD", 2 * X), ("CDMAADA", 4 * D), ("FSGDA", D), ("FedSGDAPlus", D + X)):
-        method, problem, up, _, phases, calls = COSTS[name]
-        config = configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2)
-        assert third_round(config) == [2 * 8 * up, 2 * 8 * down, phases, 2 * calls], name
+@pytest.mark.parametrize(
+    "name, down, fresh_down",
+    [
+        ("SCAFFOLD", 2 * X, None),  # x and c
+        ("FSGDA", D, None),
+        ("FedSGDAPlus", D + X, None),  # also the snapshot
+        ("SAGDA", 2 * D, None),  # (x, y), then the variates
+        ("CDMAONE", 2 * D, 3 * D),  # (x, y), then (u, v); a new cohort also needs (x, y)
+        ("CDMAADA", 3 * D, 4 * D),  # also the last point
+        # y, x, q and y in each inner call, without x after the first one; then h and x
+        ("FedNest, T = 3", D + 3 * 2 * Y + X, 3 * (D + Y) + D + X),
+        ("LFedNest", D + 3 * Y, 4 * D),
+    ],
+)
+def test_a_cohort_downloads_each_value_that_it_reads_once(tmp_path, name, down, fresh_down):
+    method, problem, up, _, phases, calls = COSTS[name]
+    for fresh, expected in ((False, down), (True, fresh_down)):
+        if expected is not None:
+            made = dataclasses.replace(method, fresh_cohort=True) if fresh else method
+            config = configuration(made, problem(clients=CLIENTS), tmp_path, cohort=2)
+            assert third_round(config) == [2 * 8 * up, 2 * 8 * expected, phases, 2 * calls]
 
 
 def test_costs_start_at_zero_and_the_blocks_have_different_sizes():
