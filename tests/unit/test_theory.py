@@ -341,11 +341,12 @@ def test_the_conditions_of_the_composition_theorems_hold(name):
         common = c2**2 * C_g**2 * L_f**2 / (q * gamma * S) ** 3
         Theta = (5 * C_f**2 * L_g**2 + common / 864) * rho**2 / (24 * S) ** 2 + gamma * rho * W / (6 * q * S)
         B = 20 * C_g**2 * L_f**2 + common / 216
-        B += Theta * rho**2 * (c1**2 + c2**2) / (30 * q**2 * gamma**4 * S**2 * C_g**2)
+        B += Theta * rho**2 * (c1**2 + c3**2) / (30 * q**2 * gamma**4 * S**2 * C_g**2)  # (88)
         assert c1 == pytest.approx(2 / 3 + B, rel=1e-9)  # a root of a quadratic
         assert Theta + B * C_g**2 * rho**2 / (24 * S) ** 2 <= 5 * rho**2 / 48
         assert c1**2 + c2**2 <= 24**4 * q**2 * gamma**4 * S**4 / (9 * rho**4)
         assert rho * (c1**2 + c2**2) ** 0.25 / (12 * 5**0.5 * q * S) <= gamma
+        assert (rho / S) ** 4 * (c1**2 + c3**2) / (24**2 * 120 * q**2 * gamma**4) <= ROUNDING / 4  # (87)
         assert gamma <= 3 * rho * q * S / (4 * W) * ROUNDING
         smooth = math.sqrt(2 * C_f**2 * L_g**2 + 2 * C_g**4 * L_f**2)
         root = max(1, c1, c2, c3, 24 * gamma * q * S / rho, 2 * smooth * gamma / rho)
