@@ -24,9 +24,9 @@ GRID = 100
 class SinusoidMAML(NetworkMAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), with the mean squared error f_n on client n's sinusoid.
 
-    The task of client n is a sin(t - b) with a uniform in (0.1, 5) and b in (0, π). Its rows are (t, a sin(t
-    - b)) with t uniform in (-5, 5). Metrics are errors on held-out tasks of the same distribution before and
-    after one step on ``shots`` rows.
+    The task of client n is a sin(t - b) with a uniform in (0.1, 5) and b in (0, π). Its rows are pairs of t,
+    uniform in (-5, 5), and a sin(t - b). Metrics are errors on held-out tasks of the same distribution before
+    and after one step on ``shots`` rows.
     """
 
     model: Model = Field(default=MLP(hidden=(40, 40)), description="network with one input and one output")

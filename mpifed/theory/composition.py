@@ -11,6 +11,10 @@ Constants:
 The conditions, G and δ̂ are those of the restatement with the proof, (75). The conditions allow an interval
 of γ, which may be empty. γ is chosen to minimise the bound, with the smallest c_1, c_2, c_3 and n. ``k`` is a
 free parameter.
+
+Corrections, from the proof: B contains c_1² + c_3² (Lemma 12, (88)) where the statement has c_1² + c_2², and
+γ² ≥ ρ² (c_1² + c_3²)^(1/2) / (24 √30 q L_fg² C_fg²), required by (87), is added. The lower bound of γ in the
+statement follows from the condition on c_1² + c_2².
 """
 
 from __future__ import annotations
@@ -108,15 +112,15 @@ def _weights(constants: _Constants, gamma: float, k: float) -> tuple[float, floa
     Theta = (5 * (C_f * L_g) ** 2 + common / 864) * (rho / (24 * S)) ** 2
     Theta += gamma * rho * constants.W / (6 * q * S)
     a = Theta * rho**2 / (30 * (q * S * C_g) ** 2 * gamma**4)
-    B0 = 20 * (C_g * L_f) ** 2 + common / 216 + a * c2**2
+    B0 = 20 * (C_g * L_f) ** 2 + common / 216 + a * c3**2
     discriminant = 1 - 4 * a * (2 / (3 * k**3) + B0)
     if discriminant < 0:
         return None
     c1 = (1 - discriminant**0.5) / (2 * a)
-    squares, B = c1**2 + c2**2, B0 + a * c1**2
+    B = B0 + a * c1**2
     holds = (
-        squares <= (24 * gamma * S / rho) ** 4 * q**2 / 9
-        and rho * squares**0.25 / (12 * 5**0.5 * q * S) <= gamma
+        c1**2 + c2**2 <= (24 * gamma * S / rho) ** 4 * q**2 / 9
+        and math.hypot(c1, c3) <= 24 * 30**0.5 * q * (gamma * S / rho) ** 2
         and Theta + B * (C_g * rho / (24 * S)) ** 2 <= 5 * rho**2 / 48
     )
     return (c1, c2, c3) if holds else None

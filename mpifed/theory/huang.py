@@ -14,7 +14,10 @@ synchronisation, which is ``sync_estimator = "mean_after"``.
 
 Corrections: c_1² + c_2² ≤ 12⁴ λ⁴ q² L_f⁴ instead of L_f², because of the units. η_0 = n (K/m)^(1/3), so that
 the conditions η_0 ≤ 1, γ ≤ 1 / (4 L η_0) and λ ≤ 1 / (4 L_f η_0) contain a factor K^(1/3) that is missing in
-the paper. The logarithm in G is ln(m + T).
+the paper. The logarithm in G is ln(m + T). The proof gives larger terms of G than the statement: (77) divides
+the last term of (76) by K, which (76) does not allow, so the term with Λ has no 1/K; and 4 / (ργ) times the
+last two terms of (78) contain ρ² instead of ρ. Likewise, (74) requires τ² ≤ 5 / (32 Λ) without K, and
+γ ≤ 2λμ²ρ² / (27 L_f² ρ_u) with ρ².
 """
 
 from __future__ import annotations
@@ -57,9 +60,9 @@ def theorem_1(
     Lambda = 1 / 16 + rho_u * (L / mu) ** 2 / 4 + 16 * (lam * L / rho) ** 2 / K
     gamma = _step(L, mu, K, rho, rho_u, lam, Lambda, n * (K / m) ** (1 / 3))
     Delta = (c1**2 + c2**2) * sigma**2 + 3 * (c2 * delta_x) ** 2 + 3 * (c1 * delta_y) ** 2
-    G = 4 * gap / (rho * gamma * n) + 36 * rho_u * (L / mu) ** 2 * inner / (rho * lam * n)
-    G += 8 * m ** (1 / 3) * sigma**2 / (q * K ** (4 / 3) * n**2 * rho)
-    noise = (c1**2 + c2**2) * sigma**2 / (rho**2 * K) + Lambda * Delta / (15 * K * (lam * L) ** 2)
+    G = 4 * gap / (rho * gamma * n) + 36 * rho_u * (L / mu) ** 2 * inner / (rho**2 * lam * n)
+    G += 8 * m ** (1 / 3) * sigma**2 / (q * K ** (4 / 3) * n**2 * rho**2)
+    noise = (c1**2 + c2**2) * sigma**2 / (rho**2 * K) + Lambda * Delta / (15 * (lam * L) ** 2)
     G += 8 * K * n**2 * noise * math.log(m + T)
     eta = {"name": "power", "scale": n * K ** (1 / 3), "offset": m}
     momenta = {name: {"name": "squared", "c": c} for name, c in (("alpha", c1), ("beta", c2))}
@@ -88,11 +91,11 @@ def _step(
     """Return the largest γ. F is L (1 + κ/2)-smooth."""
     smooth = L * (1 + L / mu / 2)
     return min(
-        lam * min((5 * K / (32 * Lambda)) ** 0.5, 1),
+        lam * min((5 / (32 * Lambda)) ** 0.5, 1),
         rho / (4 * smooth * eta_0),
         lam * mu / (16 * rho_u * smooth),
         rho * mu / (16 * rho_u * L**2),
-        2 * lam * rho * mu**2 / (27 * L**2 * rho_u),
+        2 * lam * (rho * mu) ** 2 / (27 * L**2 * rho_u),
         K**0.5 * rho / (8 * 3**0.5 * L),
     )
 

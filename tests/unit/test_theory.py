@@ -293,12 +293,39 @@ def test_the_conditions_of_huang_et_al_hold(name):
         assert c1 == pytest.approx(2 / (3 * n**3 * K) + 9 * rho_u * L**2 / (2 * mu**2 * rho))
         assert c2 == pytest.approx(2 / (3 * n**3 * K) + 4.5)
         Lambda = 1 / 16 + L**2 * rho_u / (4 * mu**2) + 16 * lam**2 * L**2 / (K * rho**2)
-        assert gamma <= lam * min(1, (5 * K) ** 0.5 / (4 * (2 * Lambda) ** 0.5)) * ROUNDING
+        assert 8 * Lambda * (gamma / lam) ** 2 / 15 <= ROUNDING / 12  # (74)
+        assert gamma <= lam * ROUNDING
         assert gamma <= rho / (4 * smooth * largest) * ROUNDING
         assert gamma <= min(lam * mu / smooth, rho * mu / L**2) / (16 * rho_u) * ROUNDING
-        assert gamma <= 2 * lam * mu**2 * rho / (27 * L**2 * rho_u) * ROUNDING
+        assert 9 * gamma * L**2 * rho_u / (8 * lam * mu**2 * rho) <= rho / 12 * ROUNDING  # above (74)
         assert gamma <= K**0.5 * rho / (8 * 3**0.5 * L) * ROUNDING
         assert lam <= min(1 / (4 * L * largest * rho_u), 3 * (5 * K) ** 0.5 / (32 * 2**0.5 * mu)) * ROUNDING
+
+
+@pytest.mark.parametrize("name", ["huang-2024-1", "huang-2024-2"])
+def test_the_bound_of_huang_et_al_follows_from_its_proof(name):
+    """The sum of (76) over t, and Ω_1 of (78), with Σ η_t³ ≤ n³ K ln(m + T), times 4 / (T ρ γ η_T)."""
+    for c in varied(name):
+        L, mu, sigma, K, q, T, n = c["L"], c["mu"], c["sigma"], c["K"], c["q"], c["T"], 1
+        A, rho, rho_u = (c["A"], c["rho"], c["rho_u"]) if name.endswith("1") else (1, 1, 1)
+        if rho_u > 135 / (64 * rho**2) or rho > 1:
+            continue
+        result = prescribe(name, **c)
+        gamma, lam, m = result.steps["gamma"], result.steps["lam"], result.steps["eta"]["offset"]
+        squares = [result.steps[weight]["c"] ** 2 for weight in ("alpha", "beta")]
+        first, last = (n * (K / (m + t)) ** (1 / 3) for t in (0, T))
+        start = c["gap"] + 9 * rho_u * gamma * L**2 / (rho * lam * mu**2) * c["inner"]
+        start += 2 * gamma * sigma**2 / (q * K * rho * first)
+        Delta = (
+            sum(squares) * sigma**2 + 3 * squares[1] * c["delta_x"] ** 2 + 3 * squares[0] * c["delta_y"] ** 2
+        )
+        drift = rho / 16 + L**2 * rho * rho_u / (4 * mu**2) + 16 * lam**2 * L**2 / (K * rho)
+        each = 2 * sum(squares) * gamma * sigma**2 / (K * rho) + drift * 2 * gamma * Delta / (
+            15 * lam**2 * L**2
+        )
+        mean = 4 / (T * rho * gamma * last) * (start + each * n**3 * K * math.log(m + T))
+        roots = (m ** (1 / 6) + T ** (1 / 6)) / (m + T) ** (1 / 6)  # the last step of the proof
+        assert result.bound == pytest.approx(A * (3 * mean) ** 0.5 * roots, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["huang-composition-1", "huang-composition-2"])
@@ -314,11 +341,12 @@ def test_the_conditions_of_the_composition_theorems_hold(name):
         common = c2**2 * C_g**2 * L_f**2 / (q * gamma * S) ** 3
         Theta = (5 * C_f**2 * L_g**2 + common / 864) * rho**2 / (24 * S) ** 2 + gamma * rho * W / (6 * q * S)
         B = 20 * C_g**2 * L_f**2 + common / 216
-        B += Theta * rho**2 * (c1**2 + c2**2) / (30 * q**2 * gamma**4 * S**2 * C_g**2)
+        B += Theta * rho**2 * (c1**2 + c3**2) / (30 * q**2 * gamma**4 * S**2 * C_g**2)  # (88)
         assert c1 == pytest.approx(2 / 3 + B, rel=1e-9)  # a root of a quadratic
         assert Theta + B * C_g**2 * rho**2 / (24 * S) ** 2 <= 5 * rho**2 / 48
         assert c1**2 + c2**2 <= 24**4 * q**2 * gamma**4 * S**4 / (9 * rho**4)
         assert rho * (c1**2 + c2**2) ** 0.25 / (12 * 5**0.5 * q * S) <= gamma
+        assert (rho / S) ** 4 * (c1**2 + c3**2) / (24**2 * 120 * q**2 * gamma**4) <= ROUNDING / 4  # (87)
         assert gamma <= 3 * rho * q * S / (4 * W) * ROUNDING
         smooth = math.sqrt(2 * C_f**2 * L_g**2 + 2 * C_g**4 * L_f**2)
         root = max(1, c1, c2, c3, 24 * gamma * q * S / rho, 2 * smooth * gamma / rho)
