@@ -21,6 +21,7 @@ AFL = Preset(
     * *Samples.* The gradients in x and in λ have the same sample.
     * *Draw of a domain.* A variant of the paper draws one client by λ for the gradient in x. Here, every
       client of the cohort computes a gradient, which is weighted by λ.
+    * *Output.* As in the paper, the averages of x and λ over the rounds.
     * *Other implementations* bound λ from below by .001, reduce γ_λ by a constant factor per round, or use
       multiplicative weights. None of this is part of the paper.""",
     about={

@@ -18,6 +18,8 @@ Readings:
 * *Gradients of losses.* The gradient of f_i(x, λ) = N λ_i ℓ_i(x) at λ_i = 1/N is that of ℓ_i.
 * *Sets.* x is projected after every local step and at the server, because the weights of a cohort do not sum
   to 1. λ is projected at the server.
+* *Output.* The average of the points x and λ after each round. The analysis in the paper also averages x over
+  the local steps and the clients.
 * *Other implementations* bound λ from below by .001 and reduce γ by a constant factor per round. DRFA-Prox is
   another method; a regulariser of the problem enters the gradient in λ.
 """

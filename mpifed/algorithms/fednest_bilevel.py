@@ -161,6 +161,10 @@ LFedNestBilevel = Preset(
     "LFedNestBilevel",
     FedNestBilevel,
     "LFedNest: FedNest without corrections, with a separate series at every client.",
+    about={
+        "paper_cost": "up and down T|y| + |x|; T + 1 phases; 1 of ∇_y g per inner step, 1 of ∇f and of "
+        "products with second derivatives of g per outer step, 1 of ∇f and J products per round"
+    },
     inner="sgd",
     outer="sgd",
     separate=True,

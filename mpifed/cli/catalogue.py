@@ -427,6 +427,14 @@ def _print_method(method: Algorithm) -> None:
     if method.constrained and declared(method, "family") in ("minimax", "operator"):
         screen.print(f"  projection of y: at the {PROJECTED[method.projects]}")
     screen.print("  bytes up and down are measured during a run and stored in its results")
+    screen.print(f"output, unless the job sets it: {_output_of(method)}")
+
+
+def _output_of(method: Algorithm) -> str:
+    if declared(method, "output") == "last":
+        return "the last iterate"
+    fields = ", ".join(f"shared.{field}" for field in dict.fromkeys(method.averages.values()))
+    return f"the average in {fields}" if fields else "the average of the iterates after each round"
 
 
 def _fields(record: Record) -> str:

@@ -62,7 +62,7 @@ def _decay(rate):
 
 
 #: A decay ϱ_t or ϑ_t: a number or a schedule with values from 0 to below 1.
-Decay: Any = Annotated[Rate, AfterValidator(_decay), Field(title="number or schedule, < 1")]
+Decay: Any = Annotated[Rate, AfterValidator(_decay), Field(title="number or schedule, ≥ 0, < 1")]
 
 
 def _at(decay, t: int) -> float:

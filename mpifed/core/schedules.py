@@ -206,7 +206,9 @@ Rate: Any = Annotated[_AnySchedule, AfterValidator(_without_step_size)]
 PositiveRate: Any = Annotated[Rate, AfterValidator(_positive), Field(title="number or schedule, > 0")]
 #: A weight of a STORM estimator: a number or a schedule of at most 1, or :class:`Squared`. A method calls
 #: it as ``alpha(t, eta)``.
-StormWeight: Any = Annotated[_AnySchedule, AfterValidator(_weight), Field(title="number or schedule, ≤ 1")]
+StormWeight: Any = Annotated[
+    _AnySchedule, AfterValidator(_weight), Field(title="number or schedule, ≥ 0, ≤ 1")
+]
 #: A weight, such as that of the fresh gradient in a momentum: a number or a schedule of at most 1.
 Weight: Any = Annotated[StormWeight, AfterValidator(_without_step_size)]
 #: A threshold, such as that of clipping: a number or a schedule; ``inf`` for none.

@@ -172,7 +172,7 @@ class SimulationSettings(Strict, BaseModel):
     output: Literal["last", "average", "uniform"] | None = Field(
         None,
         description="the returned point: the last iterate, the average, or that of a random round; "
-        "default: the rule of the paper",
+        "default: the rule of the method, which `mpifed info METHOD` shows",
     )
     metrics: tuple[MetricSetting, ...] = Field(
         (),

@@ -74,6 +74,25 @@ def test_where_y_is_projected(monkeypatch):
     assert "AFL" in line and "LocalSGDA" not in line
 
 
+def test_the_default_output(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    rules = {
+        "FedAvg": "the last iterate",
+        "DRFA": "the average of the iterates after each round",
+        "AFL": "the average of the iterates after each round",  # a preset of a method with the last iterate
+        "FedExP": "the average in shared.last_two",
+        "LSGD": "the average in shared.average",
+    }
+    for name, rule in rules.items():
+        assert f"output, unless the job sets it: {rule}\n" in info(name)
+
+
+def test_a_preset_has_its_own_cost(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert "up and down T|y| + |x|; T + 1 phases" in info("LFedNestBilevel")
+    assert "2T + J + 3 phases" not in info("LFedNestBilevel")
+
+
 @pytest.mark.parametrize("plural", GROUPS)
 def test_a_group_lists_its_members(plural):
     group = GROUPS[plural]
