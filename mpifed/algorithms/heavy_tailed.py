@@ -150,7 +150,12 @@ class FedMuonDA(_HeavyTailed):
 class FedSGDAClip(_HeavyTailed):
     """FedSGDA-Clip: local steps along the momentum clipped to norm τ."""
 
-    tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
+    tau: float = Field(
+        default=0.1,
+        gt=0,
+        allow_inf_nan=True,
+        description="clipping threshold τ of both blocks; inf: no clipping",
+    )
     norm_over: NormOver = Field(
         default="block", description="clip the whole block, or every parameter tensor"
     )

@@ -59,6 +59,11 @@ class SimFBO(UnequalSteps):
     shared = Record(x="x", y="y", z="y")
     message = Record(hx="x", hy="y", hz="y")
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.tau_eff is not None and not self.normalized:
+            raise ValueError("tau_eff has no effect without normalized = true")
+
     def client_round(self, now, shared, client, message, oracle):
         x, y, z, tau = shared.x, shared.y, shared.z, self.steps_of(now, oracle)
         for k, active in enumerate(step_masks(oracle, tau), start=1):

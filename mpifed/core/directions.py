@@ -76,7 +76,9 @@ class Normalize:
 class Clip:
     """The clipped estimator: min(1, τ / ‖u‖) u (Zhang & Gao, eq. 21)."""
 
-    tau: float = Field(default=0.1, gt=0, description="largest norm τ that is not clipped")
+    tau: float = Field(
+        default=0.1, gt=0, allow_inf_nan=True, description="largest norm τ that is not clipped"
+    )
     norm_over: NormOver = Field(
         default="block", description="norm over the whole block, or per parameter tensor"
     )

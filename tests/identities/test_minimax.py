@@ -124,7 +124,7 @@ class Identity:
 
 STORED = SAGDA(**EQUAL, variates="stored")
 CLIP_NOTHING = FedSGDAClip(
-    p=K, **RATES, gamma_x=1.3 * 0.05 * K, gamma_y=0.9 * 0.04 * K, beta_x=1.0, beta_y=1.0, tau=1e9
+    p=K, **RATES, gamma_x=1.3 * 0.05 * K, gamma_y=0.9 * 0.04 * K, beta_x=1.0, beta_y=1.0, tau=math.inf
 )
 IDENTITIES = {
     "FSGDA": Identity(

@@ -139,6 +139,11 @@ def test_separate_series_exclude_other_options():
         FedNestBilevel(T=1, tau=1, alpha=0.1, beta=0.1, J=1, ell=0.1, separate=True)
 
 
+def test_effective_steps_need_normalized_directions():
+    with pytest.raises(ConfigError, match="tau_eff has no effect without normalized = true"):
+        SimFBO(tau=3, tau_eff=2.0, **LOCAL, **SERVER)
+
+
 def test_wrong_labels_get_small_weights(tmp_path):
     rates = dict(eta_x=30, eta_y=0.3, eta_z=0.1, gamma_x=30, gamma_y=0.3, gamma_z=0.1)
     config = configuration(
