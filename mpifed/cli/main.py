@@ -257,7 +257,7 @@ def _execute(comm, job, report_in: str | None) -> None:
 
         folder, console = result.path.parent, Console(quiet=is_quiet())
         try:
-            written = write_report([folder], folder, console=console)
+            written = write_report([result.path], folder, console=console)
         except (OSError, ValueError) as error:
             raise click.UsageError(
                 f"the run is finished, but its report could not be written: {describe(error)}"

@@ -177,7 +177,13 @@ def apply_override(table: dict, text: str) -> None:
             f"expected one value of {key}, got {value}: for one run per value, `mpifed sweep JOB "
             f"'sweep.{key}=[{value}]'`, or in a job array `mpifed launch JOB --array {key}={value}`"
         )
-    set_key(table, key.strip(), parse_value(value))
+    parsed = parse_value(value)
+    if parsed == value and re.fullmatch(r"\s*\{.*=.*", value, re.DOTALL):
+        raise ConfigError(
+            f"{truncate(key.strip())}: expected a TOML table, got {truncate(value)}: in a shell, the whole "
+            """argument needs quotes, e.g. 'algorithm={name="FGDA", q=5}'"""
+        )
+    set_key(table, key.strip(), parsed)
 
 
 def set_key(table: dict, key: str, value) -> None:

@@ -147,7 +147,10 @@ def _weights(value):
         return value
     listed = isinstance(value, list | tuple | np.ndarray)
     expected = '"samples" or a list of positive weights, one per client'
-    return _numbers(value, expected, lambda w: listed and 0 < w < np.inf)
+    weights = _numbers(value, expected, lambda w: listed and 0 < w < np.inf)
+    if np.isinf(np.sum(weights)):
+        raise ValueError("expected weights with a finite sum")
+    return weights
 
 
 #: One probability for all clients, or one per client.
@@ -230,7 +233,13 @@ class Bernoulli(_AvailabilityModel):
     unbiased: bool = Field(False, description="divide each client's weight in averages by its probability")
 
     def expected_fraction(self, clients):
-        return float(self.probabilities(clients).mean())
+        probabilities = self.probabilities(clients)
+        if self.unbiased and not probabilities.all():
+            raise ValueError(
+                "participation.availability: unbiased needs probabilities above 0: a client that is never "
+                "available has no influence"
+            )
+        return float(probabilities.mean())
 
     def probabilities(self, clients: int) -> np.ndarray:
         """Return the clients' probabilities, as :func:`per_client`."""

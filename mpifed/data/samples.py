@@ -289,7 +289,7 @@ def encode_labels(
         row = int(odd.argmax())
         raise DataError(
             f"{where(row)}: expected classes in {short_repr(name)}, words or whole numbers, found "
-            f"{short_repr(values[row])}"
+            f"{short_repr(values.tolist()[row])}"
         )
     if kind not in "biu":
         values = values.astype(np.int64 if kind == "f" else str)

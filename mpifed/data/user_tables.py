@@ -10,6 +10,7 @@ random fraction does not depend on the run's seed: a table has the same test spl
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -462,6 +463,11 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
         numbers = pd.to_numeric(column, errors="coerce")
         known = numbers.notna().to_numpy()
         if not known.any():
+            if commas := [cell for cell in map(str, column) if re.fullmatch(r"[-+]?[\d.]*,\d+", cell)]:
+                raise DataError(
+                    f"{', '.join(places.files)}: expected decimal points in column {name}, found "
+                    f"{short_repr(commas[0])}"
+                )
             words, codes = np.unique(column.to_numpy(object).astype(str), return_inverse=True)
             if len(words) > CATEGORIES:
                 raise DataError(
@@ -470,10 +476,11 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
                 )
             return (codes[:, None] == np.arange(len(words))).astype(np.float64), False
         if not known.all():
-            row = int(np.argmin(known))
+            word, number = (int(np.argmax(found)) for found in (~known, known))
             raise DataError(
-                f"{places.where(row)}: expected only numbers or only words in column {name}, found "
-                f"{short_repr(column.iloc[row])} among numbers: correct it, or {remedy}"
+                f"{places.where(word)}: expected only numbers or only words in column {name}, found "
+                f"{short_repr(column.iloc[word])}, but {short_repr(column.iloc[number])} elsewhere: "
+                f"correct it, or {remedy}"
             )
         column = numbers
     values = column.to_numpy(np.float64, copy=True)[:, None]

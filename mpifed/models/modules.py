@@ -271,7 +271,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
         raise Unsupported(
             "has outputs without gradients: expected no torch.no_grad, .detach() and .numpy() in forward"
         )
-    if not _close(part, value[1:]):
+    if not (_close(part, value[1:]) and _same_rows_at_another_point(module, inputs, fewer)):
         raise Unsupported(
             "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
             "and attention need batch_first=True)"
@@ -290,13 +290,32 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     return dropping.used
 
 
+def _same_rows_at_another_point(module: nn.Module, inputs: tuple, fewer: tuple) -> bool:
+    """Return whether outputs agree without the first sample after a move of the parameters.
+
+    At the start, outputs are constant if the weights of the last layer are 0. An error is no disagreement.
+    """
+    module, generator = copy.deepcopy(module), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+            tensor += (tensor.abs().mean().nan_to_num() or 0.1) * noise
+    try:
+        with _NoRandomness():
+            return _close(_call(module, fewer), _call(module, inputs)[1:])
+    except Unsupported:
+        return True
+
+
 def _expect_layers(module: nn.Module) -> None:
     """Raise an error for modules without trained parameters, and for layers with batch statistics."""
     for name, layer in module.named_modules():
         where = f"has {type(layer).__name__} at {name!r}" if name else f"is a {type(layer).__name__}"
         if isinstance(layer, _BATCH_NORMS):
             width = layer.num_features
-            groups = max(count for count in range(1, GROUPS + 1) if width % count == 0)
+            # On vectors [b, width], width groups would contain one value each and have the constant output 0.
+            flat = isinstance(layer, nn.BatchNorm1d)
+            groups = 1 if flat else max(count for count in range(1, GROUPS + 1) if width % count == 0)
             raise Unsupported(
                 f"{where}: batch normalisation couples the samples of a batch, and its running averages are "
                 f"not variables and differ between clients: use nn.GroupNorm({groups}, {width})"

@@ -207,8 +207,7 @@ class Participants:
         """The clients' weights in averages over a cohort, ``[N]``; ``None`` if they are equal."""
         if not self.unbiased:
             return self.base
-        with np.errstate(divide="ignore"):  # a client with probability 0 is never selected
-            return (1.0 if self.base is None else self.base) / self.probabilities
+        return (1.0 if self.base is None else self.base) / self.probabilities
 
     def selected(self, r: int, number: int) -> np.ndarray | None:
         """Return the clients of the ``number``-th cohort of round ``r``, ascending; ``None`` for all."""

@@ -304,6 +304,8 @@ def test_invalid_overrides_are_refused():
     assert message == "cannot set rounds.more: expected rounds to be a table or a name"
     assert "nested more than 20 deep" in refusal(lambda: apply_override({}, "a." * 5000 + "a=1"))
     assert "expected KEY=VALUE" in refusal(lambda: apply_override({}, LONG))
+    message = refusal(lambda: apply_override({}, "problem={name=Saddle, d=3}"))  # the shell took the quotes
+    assert message.startswith("problem: expected a TOML table, got {name=Saddle, d=3}: in a shell,")
     endless = {}
     endless["run"] = endless
     assert "nested more than 20 deep" in refusal(lambda: Config.from_table(endless))

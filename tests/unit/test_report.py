@@ -137,7 +137,9 @@ def test_runs_without_metrics_and_of_one_row(tmp_path, capsys):
 
 
 def test_a_run_writes_its_report(job, tmp_path):
+    write(tmp_path / "run" / "other", auc=[0.5])  # another run in the folder of the run
     output_of("run", job)
+    assert len((tmp_path / "run" / "table.csv").read_text().splitlines()) == 2
     assert (tmp_path / "run" / "report.html").exists()
     found, expected = load(tmp_path / "run"), class_counts(Config.load(job))
     np.testing.assert_array_equal(found.class_counts, expected.counts)

@@ -179,7 +179,7 @@ def with_buffer(value):
 
 REFUSED = [
     (lambda: Net(nn.BatchNorm1d(6)), "has BatchNorm1d at 'middle': batch normalisation couples the samples"),
-    (lambda: Net(nn.BatchNorm1d(6)), "use nn.GroupNorm(6, 6)"),
+    (lambda: Net(nn.BatchNorm1d(6)), "use nn.GroupNorm(1, 6)"),  # 6 groups of one value would return 0
     (lambda: Net(nn.SyncBatchNorm(64)), "use nn.GroupNorm(32, 64)"),
     (lambda: Net(nn.InstanceNorm1d(6, track_running_stats=True)), "expected track_running_stats=False"),
     (lambda: Net(nn.RReLU()), "draws random numbers in forward (aten.rrelu_with_noise.default): only torch"),
@@ -197,6 +197,9 @@ REFUSED = [
     (lambda: Net(outputs=10), "expected a tensor [3, 1] (batch, outputs)"),
     (lambda: LeNet(), "does not accept samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
     (lambda: Odd(forward=lambda net, value: value - value.mean()), "couples the samples of a batch: outputs"),
+    (lambda: torch.manual_seed(0)
+     and Odd(lambda net: nn.init.zeros_(net.last.weight), lambda net, value: value - value.mean()),
+     "couples the samples of a batch: outputs"),
     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.TransformerEncoderLayer(6, 2), nn.Linear(6, 1)),
      "attention need batch_first=True"),
     (lambda: OverSamples(), "recurrent layers and attention need batch_first=True"),

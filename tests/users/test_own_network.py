@@ -43,6 +43,6 @@ def test_a_user_defined_network(user):
     printed = user(
         "mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Normalised", code=2
     )
-    assert "has BatchNorm1d at 'layers.2'" in printed and "use nn.GroupNorm(12, 12)" in printed
+    assert "has BatchNorm1d at 'layers.2'" in printed and "use nn.GroupNorm(1, 12)" in printed
     printed = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Nett", code=2)
     assert "./net.py has no 'Nett': did you mean 'Net'?" in printed and "Traceback" not in printed
