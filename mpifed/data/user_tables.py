@@ -463,10 +463,10 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
         numbers = pd.to_numeric(column, errors="coerce")
         known = numbers.notna().to_numpy()
         if not known.any():
-            if commas := [cell for cell in map(str, column) if re.fullmatch(r"[-+]?[\d.]*,\d+", cell)]:
+            if all(re.fullmatch(r"[-+]?[\d.]*,\d+", str(cell)) for cell in column):
                 raise DataError(
                     f"{', '.join(places.files)}: expected decimal points in column {name}, found "
-                    f"{short_repr(commas[0])}"
+                    f"{short_repr(str(column.iloc[0]))}"
                 )
             words, codes = np.unique(column.to_numpy(object).astype(str), return_inverse=True)
             if len(words) > CATEGORIES:
