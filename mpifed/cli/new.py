@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import re
 import textwrap
 from pathlib import Path
@@ -97,7 +98,7 @@ def job(name, method, problem):
 
 def _from_template(noun: str, placeholder: str, name: str) -> None:
     """Write a template with ``name`` as its class, and print the next commands."""
-    if not name.isidentifier():
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"expected the name of a class, e.g. {placeholder}, got {name!r}")
     path = Path(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() + ".py")
     text = (_TEMPLATES / f"{noun}.py").read_text(encoding="utf-8")

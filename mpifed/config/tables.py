@@ -180,8 +180,8 @@ def apply_override(table: dict, text: str) -> None:
     parsed = parse_value(value)
     if parsed == value and re.fullmatch(r"\s*\{.*=.*", value, re.DOTALL):
         raise ConfigError(
-            f"{truncate(key.strip())}: expected a TOML table, got {truncate(value)}: in a shell, the whole "
-            """argument needs quotes, e.g. 'algorithm={name="FGDA", q=5}'"""
+            f"{truncate(key.strip())}: expected a TOML table, got {truncate(value)}: each key once, and "
+            """texts in quotes, and in a shell the whole argument, e.g. 'algorithm={name="FGDA", q=5}'"""
         )
     set_key(table, key.strip(), parsed)
 

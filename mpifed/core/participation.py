@@ -148,7 +148,7 @@ def _weights(value):
     listed = isinstance(value, list | tuple | np.ndarray)
     expected = '"samples" or a list of positive weights, one per client'
     weights = _numbers(value, expected, lambda w: listed and 0 < w < np.inf)
-    if sum(weights) == np.inf:
+    if isinstance(weights, tuple) and sum(weights) == np.inf:
         raise ValueError("expected weights with a finite sum")
     return weights
 

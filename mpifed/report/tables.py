@@ -246,7 +246,7 @@ def cell(column: str, value) -> str:
     if "bytes" in column.split():
         return filesize.decimal(round(value))
     if "seconds" in column.split():
-        return f"{value:.3g} s" if value < 99.5 else str(timedelta(seconds=round(value)))
+        return str(timedelta(seconds=round(value))) if 99.5 <= value < 1e9 else f"{value:.3g} s"
     if column in {"rounds", "oracle calls", "phases"}:
         return f"{value:,.0f}"
     if isinstance(value, float) and "." not in column:  # a dotted column is a setting, shown unchanged

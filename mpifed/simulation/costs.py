@@ -137,11 +137,13 @@ class Clock(Section):
     stragglers: float = Field(
         0.0,
         ge=0,
+        le=100,
         description="σ of the lognormal factor on a client's computation time, sampled once per client",
     )
     jitter: float = Field(
         0.0,
         ge=0,
+        le=100,
         description="σ of the lognormal factor on a client's computation time, sampled in every phase",
     )
     dropout: float = Field(

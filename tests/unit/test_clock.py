@@ -200,6 +200,7 @@ def test_ranks_and_a_resumption_do_not_change_the_times(job, tmp_path):
     ("clock.dropout=0.1", "dropout needs timeout"),
     ("clock.dropout=1.0", "clock.dropout"),
     ("clock.bandwidth_up=0", "clock.bandwidth_up"),
+    ("clock.jitter=1e5", "less than or equal to 100"),  # times would overflow
     ("clock.bandwidth_up=inf", "clock.bandwidth_up"),
     ("clock.bandwith_up=1e6", "did you mean 'bandwidth_up'"),
     ("clock={latency=1.0}", "clock.bandwidth_down is missing"),

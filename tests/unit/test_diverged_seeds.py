@@ -53,6 +53,7 @@ def test_statistics_of_the_finite_seeds(settings):
     texts = [cell("error final", one) for one in (whole, four, none, MeanStd.from_values([math.nan, 2.0]))]
     assert texts[:2] == ["6 ± 1.6", "median 3 (1 to 5), 4 of 5 finite"]
     assert texts[2:] == ["0 of 5 finite", "2, 1 of 2 finite"]
+    assert [cell("seconds", one) for one in (99.0, 100.0, 1e300)] == ["99 s", "0:01:40", "1e+300 s"]
 
 
 def test_tables_count_diverged_seeds(settings, tmp_path):

@@ -36,7 +36,8 @@ def test_existing_files_are_not_replaced(tmp_path, monkeypatch):
         (tmp_path / file).write_text("mine")
         assert f"{file} exists and is not replaced" in error_of("new", *words)
         assert (tmp_path / file).read_text() == "mine"
-    assert "expected the name of a class" in error_of("new", "method", "a-b")
+    for name in ("a-b", "class"):
+        assert "expected the name of a class" in error_of("new", "method", name)
 
 
 def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
