@@ -115,7 +115,7 @@ def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") ->
     while True:
         began = len(done.read_text().splitlines()) if done.exists() else 0
         try:
-            code, output = launch(ranks, [main, ranks, folder, *arguments], limit=1200, mpi=mpi)
+            code, output = launch(ranks, [main, ranks, folder, *arguments], limit=600, mpi=mpi)
         except AssertionError as hung:
             code, output = 1, str(hung)
         outputs.append(output)
