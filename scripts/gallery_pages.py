@@ -36,17 +36,16 @@ INDEX = f"""{MARK}
 # Gallery
 
 For every problem, the gallery compares all methods that can solve it, with tuned settings. `mpifed tune`
-searches the settings of each method with the same number of oracle calls. If a problem has validation data,
-they select the best settings. These are then run with new seeds, which the pages show. The problems and
-searches are small (some minutes each on one core), so the rankings are valid for this size only. The
-following command creates a page:
+searches the settings of each method with the same number of oracle calls, on validation data if the problem
+has them. The pages show runs of the best settings with new seeds. The problems and searches are small (some
+minutes each on one core), so the rankings are valid for this size only. The following command creates a page:
 
 ```
 python scripts/gallery.py Saddle
 ```
 
-Each page defines a target level of the metric that at least half of the methods reach with every seed. The
-table lists the methods that reach this level at the lowest mean cost over the seeds. The pages show by how
+On each page, the target is a level of the metric that at least half of the methods reach with every seed. The
+table lists the methods that reach the target at the lowest mean cost over the seeds. The pages show by how
 much they lead, with confidence intervals.
 
 """

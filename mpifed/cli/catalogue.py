@@ -60,11 +60,13 @@ class Group(NamedTuple):
 
 
 GROUPS = {
-    "methods": Group(ALGORITHMS, "algorithm", "algorithm"),
+    "methods": Group(
+        ALGORITHMS, "algorithm", "algorithm", "`mpifed info NAME` shows the *Readings* of a method."
+    ),
     "problems": Group(PROBLEMS, "problem", "problem"),
     "datasets": Group(DATASETS, "dataset", "problem.dataset"),
     "texts": Group(TEXTS, "text", "problem.dataset"),
-    "own data": Group(
+    "user-defined data": Group(
         {**USER_DATASETS, **USER_TEXTS}, "own", "problem.dataset", "See [Your own data](own_data.md)."
     ),
     "models": Group(MODELS, "model", "problem.model"),
@@ -74,7 +76,7 @@ GROUPS = {
     "servers": Group(SERVERS, "server", "algorithm.server"),
     "base optimisers": Group(BASES, "base optimiser", "algorithm.base"),
     "schedules": Group(
-        SCHEDULES, "schedule", "algorithm.eta", "For every step size and weight; a number is `constant`."
+        SCHEDULES, "schedule", "algorithm.eta", "For every *number or schedule*; a number is `constant`."
     ),
     "noises": Group(NOISES, "noise", "oracle.noise"),
     "availability": Group(AVAILABILITY_MODELS, "availability model", "participation.availability"),

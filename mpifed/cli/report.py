@@ -55,8 +55,8 @@ def report(places, out, metric, by, target, each, cite, **paper):
     """Compare the runs in FOLDER... and below: writes a page for a browser, curves and tables.
 
     Runs that differ only in the seed are averaged. For every method, the setting is selected that has the
-    fewest runs with non-finite values, then the best mean of the metric over the seeds. Problems declare
-    which metrics are maximised.
+    fewest runs with non-finite values, then the best mean of the metric over the seeds, on the validation
+    split if there is one. Problems declare which metrics are maximised.
     """
     from mpifed.report.citations import cite as bibtex
     from mpifed.report.comparison import Rule

@@ -29,7 +29,7 @@ __all__ = ["SECTIONS", "Config", "JobSummary", "Run", "Stop", "summarise"]
 class Stop(Section):
     """[stop]: conditions that end a run before its last round."""
 
-    metric: str | None = Field(None, description="metric that ends the run")
+    metric: str | None = Field(None, description="metric that ends the run, e.g. validation_auc")
     at_least: float | None = Field(None, description="stop when the metric is at least this value")
     at_most: float | None = Field(None, description="stop when the metric is at most this value")
     patience: int | None = Field(
@@ -41,7 +41,12 @@ class Stop(Section):
     min_delta: float | None = Field(
         None, ge=0, description="improvements by at most this value do not count for patience; default: 0"
     )
-    seconds: Seconds | None = Field(None, gt=0, description="wall-time budget, without evaluation")
+    seconds: Seconds | None = Field(
+        None,
+        gt=0,
+        description="stop when the rounds of the run, also those before a resumption, have taken this time; "
+        "evaluations and files do not count",
+    )
 
     @model_validator(mode="after")
     def _one_metric(self):

@@ -281,10 +281,10 @@ class Cyclic(_AvailabilityModel):
 
 @hyperparameters
 class Markov(_AvailabilityModel):
-    """Each client is a two-state Markov chain, on or off, that starts in its stationary distribution."""
+    """A Markov chain per client, available or unavailable, that starts in its stationary distribution."""
 
-    p_off: Probabilities = Field(description="probability that a client that is on is off in the next round")
-    p_on: Probabilities = Field(description="probability that a client that is off is on in the next round")
+    p_off: Probabilities = Field(description="probability that an available client becomes unavailable")
+    p_on: Probabilities = Field(description="probability that an unavailable client becomes available")
 
     def expected_fraction(self, clients):
         return float(self.stationary(clients).mean())

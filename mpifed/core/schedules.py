@@ -31,7 +31,10 @@ class _Schedule:
     choice_name: ClassVar[str]
 
     warmup: int = Field(
-        default=0, ge=0, kw_only=True, description="counts t of a linear warm-up: a factor t / warmup"
+        default=0,
+        ge=0,
+        kw_only=True,
+        description="steps of a linear warm-up with the factor t / warmup",
     )
 
     def __call__(self, t: int, eta: float | None = None) -> float:
@@ -121,7 +124,7 @@ class Steps(_Schedule):
     """``value * factor**(number of boundaries passed)``: a piecewise constant schedule."""
 
     value: float = Field(ge=0, description="value before the first boundary")
-    boundaries: tuple[int, ...] = Field(description="counts t after which the value is multiplied by factor")
+    boundaries: tuple[int, ...] = Field(description="each t after which the value is multiplied by factor")
     factor: float = Field(default=0.1, gt=0, description="multiplier at each boundary")
 
     def at(self, t: int) -> float:
@@ -140,7 +143,7 @@ class Cosine(_Schedule):
     """
 
     value: float = Field(ge=0, description="value before the decay")
-    length: int = Field(ge=1, description="count t from which the value is final, e.g. the steps of the run")
+    length: int = Field(ge=1, description="t from which the value is final, e.g. the number of steps")
     final: float = Field(default=0.0, ge=0, description="value after the decay")
 
     def __post_init__(self):

@@ -96,7 +96,7 @@ class ExecutionOptions(ParallelOptions):
         None,
         ge=1,
         description="rounds between evaluations, in addition to the first and the last round; default: 10, "
-        "less in runs of less than 200 rounds, so that curves have 20 points, more if scoring the samples "
+        "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring the samples "
         "would take more than a tenth of the run",
     )
     evaluate_on: tuple[Literal["train", "clients"], ...] = Field(
@@ -167,7 +167,7 @@ class SimulationSettings(Strict, BaseModel):
 
     algorithm: Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]
     problem: InstanceOf[Problem]
-    seed: int = Field(0, ge=0, description="first component of the address of every random number")
+    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
     rounds: int = Field(100, ge=1, description="communication rounds")
     output: Literal["last", "average", "uniform"] | None = Field(
         None,

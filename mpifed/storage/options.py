@@ -28,7 +28,8 @@ class StorageOptions(Section):
     keep: int = Field(3, ge=1, description="number of checkpoints to keep")
     keep_best: str | None = Field(
         None,
-        description="metric whose best evaluated point is kept, too: Result.best, and `mpifed export --best`",
+        description="metric, e.g. validation_auc, whose best evaluated point is kept in addition to the "
+        "output point: Result.best, and `mpifed export --best`",
     )
     out: Annotated[str, AfterValidator(folder_name)] = Field("runs/run", description="output folder")
     overwrite: bool = Field(False, description="start over and replace the run in the output folder")
