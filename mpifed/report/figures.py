@@ -28,7 +28,7 @@ from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
-from mpifed.storage.files import FIGURE_MARK, PNG_METADATA
+from mpifed.storage.files import PNG_METADATA, REPORT_MARK
 from mpifed.storage.results import RunData, expect
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def paper_figure(
             figure.set_size_inches(size, len(metrics) * panel + (rows + 1) * (1.45 * FONT_SIZE / 72))
             form = path.suffix.removeprefix(".")
             date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form, {})
-            figure.savefig(file, format=form, metadata={"Creator": FIGURE_MARK} | date)
+            figure.savefig(file, format=form, metadata={"Creator": REPORT_MARK} | date)
 
     return write
 

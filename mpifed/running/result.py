@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mpifed.base.errors import ConfigError
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import ConfigError, expect_extra
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
