@@ -55,6 +55,7 @@ class Ranking(HeldOut):
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
+        self.client_names = data.owner_names
         self._hold_out_locally(seed)
         is_positive = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(is_positive)

@@ -35,6 +35,7 @@ class HeldOut:
 
     Attributes:
         split: the split on which metrics are computed: "test", another split, or the number of a client.
+        client_names: names of the clients, if the data set assigns samples to clients.
     """
 
     validation: float = Field(
@@ -52,7 +53,7 @@ class HeldOut:
         'test samples, for run.evaluate_on = ["clients"] and [personalize]',
     )
 
-    split = "test"
+    split, client_names = "test", ()
 
     def tested_on(self, split: str | int):
         """Return the problem with metrics on another split, see :meth:`Problem.tested_on`."""
@@ -133,6 +134,7 @@ class LabelledImages(HeldOut, Augmented):
         train = self._splits["train"]
         positive = train.labels >= (images.classes + 1) // 2
         self._rows = divide(self.partition, train, positive, self.clients, seed, images)
+        self.client_names = images.owner_names
         self._hold_out_locally(seed)
         self._select_split("test")
 
