@@ -42,25 +42,10 @@ from mpifed.core.sets import IndicatorOf, Separable, Sets, Zero
 from mpifed.core.streams import Stream, generator
 
 __all__ = [
-    "Batch",
-    "Bilevel",
-    "Composition",
-    "DataFile",
-    "Game",
-    "Minimax",
-    "Minimisation",
-    "Named",
-    "Operator",
-    "Problem",
-    "as_family",
-    "defines",
-    "is_analytic",
-    "network_block",
-    "network_constants",
-    "network_parameters",
-    "starting_point",
-    "with_network_weights",
-]
+    "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
+    "Problem", "as_family", "defines", "is_analytic", "network_block", "network_constants",
+    "network_parameters", "starting_point", "with_network_weights",
+]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
 Named = dict[str, torch.Tensor]

@@ -90,9 +90,9 @@ def _name(value) -> str:
     return Path(next(value[key] for key in ("file", "path", "name") if key in value)).name
 
 
-def print_counts(samples: ClassCounts, console: Console | None = None) -> None:
+def print_counts(samples: ClassCounts) -> None:
     """Print one row per client, with one column per class unless there are too many, and totals."""
-    console = console or Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     counts, sizes = samples.counts, samples.counts.sum(axis=1)
     wide = 1 < len(samples.names) <= MAX_COLUMNS
     table = Table(title=samples.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)

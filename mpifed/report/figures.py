@@ -29,7 +29,7 @@ from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
 from mpifed.storage.files import PNG_METADATA, REPORT_MARK
-from mpifed.storage.results import RunData, expect
+from mpifed.storage.results import RunData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,17 +129,9 @@ def _medians(settings: Sequence[Setting], metric: str) -> np.ndarray:
     return np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
 
 
-def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str | None = None) -> None:
-    """Write a PNG with a row for each metric (or the given one) and a column for each suitable axis.
-
-    Raises:
-        ValueError: no setting has the metric, or any metric.
-    """
-    metrics = metrics_of(settings)
-    known = metrics if metric is None else metric in metrics
-    expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
-    metrics = metrics if metric is None else [metric]
-    axes = axes_of(settings)
+def curves(settings: Sequence[Setting], file: BinaryIO) -> None:
+    """Write a PNG with a row for each metric, of which there is at least one, and a column for each axis."""
+    metrics, axes = metrics_of(settings), axes_of(settings)
     width = LEGEND_CHARACTERS * len(axes)
     names = [
         textwrap.fill(escape_mathtext(name), width - 10)

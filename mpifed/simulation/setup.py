@@ -47,19 +47,9 @@ from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
 
 __all__ = [
-    "InitialWeights",
-    "agree_on_data",
-    "data_change",
-    "default_dtype",
-    "digests",
-    "expect_same",
-    "files_from_table",
-    "files_to_json",
-    "place_clients",
-    "prepare",
-    "read_files",
-    "resolve_reduction",
-]
+    "InitialWeights", "agree_on_data", "data_change", "default_dtype", "digests", "expect_same",
+    "files_from_table", "files_to_json", "place_clients", "prepare", "read_files", "resolve_reduction",
+]  # fmt: skip
 
 Files = dict[str, DataFile]
 
