@@ -214,7 +214,7 @@ class Problem:
         """
         return None
 
-    #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, anew whenever
+    #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, each time
     #: they are drawn; tensors ``[b, ...]`` keep their shapes. ``words`` has the random numbers of the sample:
     #: ``words.mask(shape, p)`` is true with probability 1 - p, ``words.integers(high, shape)`` is uniform in
     #: [0, high). A pure function, like a loss. It is not called for evaluations, full-batch gradients and

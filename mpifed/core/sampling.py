@@ -15,8 +15,8 @@ which have no noise. Philox is computed in torch with 64-bit integers, so that `
 vectorise it over clients.
 
 **Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
-words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed anew whenever it is
-drawn.
+words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed differently each time
+it is drawn.
 """
 
 from __future__ import annotations

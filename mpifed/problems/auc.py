@@ -78,9 +78,6 @@ class Ranking(HeldOut):
             )
         return {**self.network, **more}
 
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
-
     def client_labels(self, client: int) -> np.ndarray:
         return self._splits["train"].all_labels[self._rows[client]]
 
