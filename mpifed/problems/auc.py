@@ -78,9 +78,6 @@ class Ranking(HeldOut):
             )
         return {**self.network, **more}
 
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._splits["train"].all_labels[self._rows[client]]
-
     def test_labels(self) -> np.ndarray:
         """Return 1 for positive and 0 for negative samples, ``[n]``."""
         return np.isin(super().test_labels(), self._above).astype(np.int64)

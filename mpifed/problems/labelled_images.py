@@ -110,6 +110,9 @@ class HeldOut:
     def client_size(self, client: int) -> int:
         return len(self._rows[client])
 
+    def client_labels(self, client: int) -> np.ndarray:
+        return self._splits["train"].all_labels[self._rows[client]]
+
 
 @problem_settings
 class LabelledImages(HeldOut, Augmented):
@@ -152,9 +155,6 @@ class LabelledImages(HeldOut, Augmented):
         """Return images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
         rows = torch.from_numpy(self._rows[client])
         return self._images.train[rows], self._images.train_labels[rows]
-
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._images.train_labels.numpy()[self._rows[client]]
 
     def class_names(self) -> list[str]:
         return list(self._images.names)
