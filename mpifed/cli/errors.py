@@ -21,8 +21,8 @@ from mpifed.base.errors import (
     short_repr,
 )
 from mpifed.cli.output import echo
-from mpifed.parallel.comm import CollectiveError
-from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, slurm_job
+from mpifed.parallel.comm import CollectiveError, LaunchError
+from mpifed.parallel.world import EXIT_LAUNCH, abort_all, slurm_job
 
 __all__ = ["RANK_VARIABLES", "describe", "exit_with", "report_and_exit", "is_user_error", "launcher_rank"]
 
