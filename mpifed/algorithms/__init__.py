@@ -1,7 +1,6 @@
 """The methods, one family per file."""
 
 from mpifed.algorithms.adaseg import LocalAdaSEG
-from mpifed.algorithms.afl import AFL
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.clipping import Bi2Clip, FATClipping
 from mpifed.algorithms.coda import CODASCA, CODAPlus
@@ -16,7 +15,7 @@ from mpifed.algorithms.composition_baselines import (
 from mpifed.algorithms.drfa import DRFA
 from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
-from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
+from mpifed.algorithms.fed_norm import AFL, FedNormSGDA, FedNormSGDAPlus
 from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
 from mpifed.algorithms.fedavg import FedAvg
 from mpifed.algorithms.feddyn import FedDyn

@@ -1,4 +1,5 @@
-"""Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients with different numbers of local steps.
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients with different numbers of local steps. AFL
+(Mohri, Sivek & Suresh 2019) is the case of one local step.
 
 Every client sends the weighted mean G_i of its gradients, so its weight w_i does not depend on its number of
 steps τ_i. Plain averaging of points would solve a problem in which clients are weighted by τ_i.
@@ -26,12 +27,12 @@ from pydantic import Field
 from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.algorithms.unequal_steps import UnequalSteps, sampling_scale, step_masks
 from mpifed.base.errors import short_repr
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 
-__all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
+__all__ = ["AFL", "FedNormSGDA", "FedNormSGDAPlus"]
 
 
 @hyperparameters
@@ -105,3 +106,35 @@ class FedNormSGDAPlus(FedNormSGDA):
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S)
         super().server_round(now, shared, mean)
+
+
+AFL = Preset(
+    "AFL",
+    FedNormSGDA,
+    """AFL: one step of x and of the clients' weights λ (block y) per round, projected at the server.
+
+    AFL is Fed-Norm-SGDA with one local step, on a mixture of the clients' losses such as ``ClientMixture``.
+    γ_w and γ_λ are ``gamma_x`` and ``gamma_y``. With a cohort S, the gradient in λ is estimated by
+    (N/|S|) ℓ_i for the clients i of S.
+
+    Readings:
+
+    * *Samples.* The gradients in x and in λ have the same sample.
+    * *Draw of a domain.* A variant of the paper draws one client by λ for the gradient in x. Here, every
+      client of the cohort computes a gradient, which is weighted by λ.
+    * *Output.* As in the paper, the averages of x and λ over the rounds.
+    * *Other implementations* bound λ from below by .001, reduce γ_λ by a constant factor per round, or use
+      multiplicative weights. None of this is part of the paper.""",
+    about={
+        "source": "Mohri, Sivek & Suresh 2019",
+        "cites": ("mohri2019afl",),
+        "paper_cost": "up |x| and 1 number; down |x| and |λ|; 1 phase; 1 gradient per round",
+        "output": "average",
+        "example": {},
+    },
+    tau=1,
+    eta_x=0.0,
+    eta_y=0.0,
+    a=1.0,
+    tau_eff=None,
+)

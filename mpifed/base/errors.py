@@ -1,4 +1,7 @@
-"""Errors that a user can fix, with their likely causes and the lines of user code that raised them."""
+"""Errors that a user can fix, with their likely causes and the lines of user code that raised them.
+
+A missing optional library is such an error: it names the extra of ``setup.cfg`` to install.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "ConfigError", "ContractError", "PluginError", "user_code_errors", "truncate", "join_lines", "short_repr",
-    "message_of", "hint", "is_out_of_memory", "user_frames", "requested_memory",
+    "EXTRAS", "ConfigError", "ContractError", "MissingExtra", "PluginError", "expect_extra", "format_ranges",
+    "hint", "is_out_of_memory", "join_lines", "message_of", "requested_memory", "short_repr", "truncate",
+    "user_code_errors", "user_frames",
 ]  # fmt: skip
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -25,6 +30,13 @@ _GENERATED = ("<frozen ", "<string>")
 MAX_LENGTH = 200
 #: Maximum number of errors in a message.
 MAX_ERRORS = 20
+#: Extra of ``setup.cfg`` → the modules of its libraries.
+EXTRAS = {
+    "mpi": ("mpi4py",),
+    "plots": ("bokeh", "jinja2", "matplotlib", "pandas"),
+    "tune": ("optuna",),
+    "tensorboard": ("tensorboardX",),
+}
 
 
 def truncate(text: str) -> str:
@@ -65,8 +77,35 @@ def short_repr(value) -> str:
     return truncate(_SHORT.repr(value))
 
 
+def format_ranges(numbers: Sequence[int], to: str = "-") -> str:
+    """Format ascending numbers as text with ranges, for example "0-3, 7"."""
+    ends = [k for k in range(1, len(numbers)) if numbers[k] > numbers[k - 1] + 1]
+    parts = [numbers[a:b] for a, b in zip([0, *ends], [*ends, len(numbers)])]
+    return ", ".join(f"{part[0]}{to}{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
 class ConfigError(ValueError):
     """A job has invalid settings. The message has one line per error."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """A library of an extra is not installed."""
+
+
+def expect_extra(extra: str, purpose: str) -> None:
+    """Raise an error if a library of ``extra`` is not installed. The libraries are not imported.
+
+    Args:
+        purpose: what needs the libraries, a plural: the subject of the message.
+
+    Raises:
+        MissingExtra: a library is not installed.
+    """
+    if missing := [name for name in EXTRAS[extra] if find_spec(name) is None]:
+        raise MissingExtra(
+            f"{purpose} need the extra {extra!r} (not installed: {', '.join(missing)}): "
+            f"pip install 'mpifed[{extra}]'"
+        )
 
 
 class ContractError(ValueError):

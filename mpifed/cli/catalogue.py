@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ GROUPS = {
     "datasets": Group(DATASETS, "dataset", "problem.dataset"),
     "texts": Group(TEXTS, "text", "problem.dataset"),
     "user-defined data": Group(
-        {**USER_DATASETS, **USER_TEXTS}, "own", "problem.dataset", "See [Your own data](own_data.md)."
+        {**USER_DATASETS, **USER_TEXTS}, "data format", "problem.dataset", "See [Your own data](own_data.md)."
     ),
     "models": Group(MODELS, "model", "problem.model"),
     "partitions": Group(PARTITIONS, "partition", "problem.partition"),
@@ -446,12 +447,13 @@ def _fields(record: Record) -> str:
 
 
 def _field_type(declared) -> str:
-    """Describe the declared type of a record's field, e.g. "x", "x + y" or "x, notsent"."""
+    """Describe the declared type of a record's field, e.g. "x", "x + y" or "x, not sent"."""
     if isinstance(declared, str | tuple):
         return declared if isinstance(declared, str) else " + ".join(declared)
     if hasattr(declared, "of"):
         return f"{declared.block}, adaptive, of {declared.of}"
-    return f"{_field_type(declared.type)}, {type(declared).__name__.lower()}"
+    words = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(declared).__name__).lower()
+    return f"{_field_type(declared.type)}, {words}"
 
 
 def settings_page() -> str:

@@ -21,8 +21,8 @@ from mpifed.base.errors import (
     short_repr,
 )
 from mpifed.cli.output import echo
-from mpifed.parallel.comm import CollectiveError
-from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, slurm_job
+from mpifed.parallel.comm import CollectiveError, LaunchError
+from mpifed.parallel.world import EXIT_LAUNCH, abort_all, slurm_job
 
 __all__ = ["RANK_VARIABLES", "describe", "exit_with", "report_and_exit", "is_user_error", "launcher_rank"]
 
@@ -35,6 +35,8 @@ RANK_VARIABLES = (
 MAX_CLIENTS = 10
 #: Seconds that other ranks wait before they report an error, because rank 0 usually reports the same error.
 RANK_0_DELAY = 1.0
+#: The help of a group without a command, since click 8.2; before, click prints it.
+_GROUP_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
 #: Errors that a user can fix, in addition to a lack of memory.
 _USER_ERRORS = (
     click.exceptions.Abort,
@@ -75,7 +77,8 @@ def report_and_exit(error: Exception) -> None:
         case click.exceptions.Abort():
             _fail("interrupted", 130)
         case click.ClickException():
-            _fail(error.format_message(), error.exit_code)
+            prefix = "" if isinstance(error, _GROUP_HELP) else "mpifed: "
+            _fail(error.format_message(), error.exit_code, prefix)
         case LaunchError():
             _fail(str(error), EXIT_LAUNCH)
         case NonFiniteError():
@@ -106,12 +109,11 @@ def _fail_alone(message: str) -> NoReturn:
     exit_with(2)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int, prefix: str = "mpifed: ") -> NoReturn:
     """End with ``code`` after an error on all ranks. Only rank 0 prints it, unless MPI is not available."""
     if launcher_rank() == "0" or code == EXIT_LAUNCH:
         sys.stdout.flush()
-        is_help = message.startswith("Usage: ")  # of a group without a command
-        echo(message if is_help else f"mpifed: {message}", err=True)
+        echo(f"{prefix}{message}", err=True)
     exit_with(code)
 
 

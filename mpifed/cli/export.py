@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.cli.output import echo
-from mpifed.storage.files import checkpoints, expect_writable, is_weights, round_of
+from mpifed.storage.files import RUN_FILE, checkpoints, expect_writable, is_weights, round_of, writing
 
 if TYPE_CHECKING:
     import torch
@@ -66,13 +68,12 @@ def export(run, to, best, number, overwrite):
     if best and number is not None:
         raise click.UsageError("expected --best or --round, got both")
     _expect_results(Path(run))
-    echo(_write(run, to, best, number))
+    _write(run, to, best, number)
+    echo(to)
 
 
 def _expect_results(run: Path) -> None:
     """Raise a UsageError if the folder contains no results; the message names a folder or command instead."""
-    from mpifed.storage.files import RUN_FILE
-
     if run.is_file() or (run / RUN_FILE).is_file():
         return
     if checkpoints(run):
@@ -92,10 +93,12 @@ def _weights(data: RunData, point: OutputPoint, result: Result) -> dict[str, tor
     """
     import torch
 
+    from mpifed.storage.results import class_name
+
     if not result.network:
         raise ConfigError(
-            f"{data.config['problem']['name'].rpartition(':')[2]} has no neural network to export: its "
-            f"variables are in the group `final` of {data.path}"
+            f"{class_name(data.config, 'problem')} has no neural network to export: its variables are in the "
+            f"group `final` of {data.path}"
         )
     named = {name: result.parameters[block][key] for name, (block, key) in result.network.items()}
     named |= {name: named[first] for name, first in point.tied.items()}
@@ -140,11 +143,27 @@ def _selected(data: RunData, result: Result, best: bool, number: int | None) -> 
     return replace(found, metrics={}) if data.config.get("output") == "uniform" else found
 
 
-def _write(run: str, to: str, best: bool, number: int | None) -> str:
-    """Write the file and return its path."""
+def _origin(run: RunData, result: Result) -> dict:
+    """Return the metadata of the file; ``config`` is the digest of the settings as JSON with sorted keys."""
+    from mpifed.storage.results import class_name
+
+    settings = json.dumps(run.config, sort_keys=True)
+    return {
+        "run": str(run.folder),
+        "method": run.name,
+        "problem": class_name(run.config, "problem"),
+        "round": result.round,
+        "metrics": result.metrics,
+        "versions": run.versions,
+        "config": hashlib.sha256(settings.encode()).hexdigest(),
+    }
+
+
+def _write(run: str, to: str, best: bool, number: int | None) -> None:
+    from safetensors.torch import save
+
     from mpifed.running.result import from_files
     from mpifed.storage import results
-    from mpifed.storage.export import metadata_of, write_weights
 
     try:
         data, outcome = results.read(run)
@@ -154,14 +173,15 @@ def _write(run: str, to: str, best: bool, number: int | None) -> str:
     result = _selected(data, result, best, number)
     weights = _weights(data, outcome.point, result)
     non_finite = [name for name, values in weights.items() if not values.isfinite().all()]
-    metadata = metadata_of(data, result.round, result.metrics)
     if non_finite:
         raise ConfigError(
-            f"the weights of {run} after round {metadata['round']} are not finite "
-            f"({', '.join(non_finite[:3])}): {result.stopped or 'the run has not ended'}"
+            f"the weights of {run} after round {result.round} are not finite ({', '.join(non_finite[:3])}): "
+            f"{result.stopped or 'the run has not ended'}"
         )
-    write_weights(to, weights, metadata)
+    # One entry, because safetensors writes several in arbitrary order: the same content gives the same bytes.
+    content = save(weights, {"mpifed": json.dumps(_origin(data, result))})
+    with writing(to) as temporary:
+        temporary.write_bytes(content)
     if result.end is None:
         rounds = f"{result.round} of {data.config['rounds']}"
         echo(f"mpifed: {run} has not ended: exporting its weights after round {rounds}", err=True)
-    return to

@@ -19,8 +19,7 @@ from pathlib import Path
 import click
 
 from mpifed import __version__
-from mpifed.base.errors import ConfigError
-from mpifed.base.extras import MissingExtra
+from mpifed.base.errors import ConfigError, MissingExtra
 from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.batch_script import idle_ranks
 from mpifed.cli.entry import loading

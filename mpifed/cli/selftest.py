@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from mpifed import __version__
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra
 from mpifed.base.log import LOG
 from mpifed.cli.output import echo
 from mpifed.parallel.comm import NO_LIBRARY, CollectiveError, SerialComm, broadcast_text, collective_errors

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mpifed.base.errors import format_ranges
 from mpifed.base.log import escape_control
 from mpifed.cli.output import echo
 
@@ -197,8 +198,11 @@ def _arrays(runs: Sequence[Status]) -> list[str]:
         states: dict[str, list[int]] = {}
         for number, found in sorted(elements.items()):
             states.setdefault(_element_state(found), []).append(number)
-        text = ", ".join(f"{len(numbers)} {state} ({_ranges(numbers)})" for state, numbers in states.items())
-        lines.append(escape_control(f"{script}, {len(elements)} element(s): {text}", line=True))
+        texts = [
+            f"{len(numbers)} {state} ({format_ranges(numbers).replace(' ', '')})"  # as in Slurm
+            for state, numbers in states.items()
+        ]
+        lines.append(escape_control(f"{script}, {len(elements)} element(s): {', '.join(texts)}", line=True))
     return lines
 
 
@@ -213,17 +217,6 @@ def _element_state(states: set[str]) -> str:
     if states == {"finished"}:
         return "done"
     return "waiting" if states == {"not begun"} else "stopped"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as in Slurm: 0-3,7."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _time(seconds: float) -> str:

@@ -34,22 +34,9 @@ from mpifed.core.records import Adaptive
 from mpifed.core.schedules import Constant, Rate, largest
 
 __all__ = [
-    "MATRICES",
-    "AMSGrad",
-    "AdaBelief",
-    "AdaGradNorm",
-    "Adam",
-    "BarzilaiBorwein",
-    "Decay",
-    "FirstMatrix",
-    "Identity",
-    "Matrix",
-    "Norm",
-    "adaptive",
-    "updates_matrix",
-    "initial_diagonal",
-    "refresh",
-]
+    "MATRICES", "AMSGrad", "AdaBelief", "AdaGradNorm", "Adam", "BarzilaiBorwein", "Decay", "FirstMatrix",
+    "Identity", "Matrix", "Norm", "adaptive", "updates_matrix", "initial_diagonal", "refresh",
+]  # fmt: skip
 
 Moments = tuple[torch.Tensor, ...]
 

@@ -40,16 +40,9 @@ from mpifed.core.sets import Sets
 from mpifed.core.streams import Stream
 
 __all__ = [
-    "Algorithm",
-    "Now",
-    "Phase",
-    "communicated_fields",
-    "constant_matrices",
-    "local_steps",
-    "stored_fields",
-    "undeclared_stored_fields",
-    "updated_matrices",
-]
+    "Algorithm", "Now", "Phase", "communicated_fields", "constant_matrices", "local_steps", "stored_fields",
+    "undeclared_stored_fields", "updated_matrices",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

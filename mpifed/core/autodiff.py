@@ -236,7 +236,7 @@ class Gradients:
     ) -> torch.Tensor:
         """Return the products of the second derivatives in (x, y) and y with v, ``[C, dx + dy]``.
 
-        The gradient in y is differentiated once more, in one reverse pass for both blocks.
+        The gradient in y is differentiated again, in one reverse pass for both blocks.
 
         Args:
             point: x and y, ``[C, d]`` or ``[d]``.

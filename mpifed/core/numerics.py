@@ -34,19 +34,9 @@ import numpy as np
 import torch
 
 __all__ = [
-    "Budget",
-    "Solution",
-    "Tail",
-    "all_finite",
-    "difference",
-    "first_non_finite",
-    "hill",
-    "lipschitz",
-    "maximise",
-    "solve_saddle",
-    "top_values",
-    "where_finite",
-]
+    "Budget", "Solution", "Tail", "all_finite", "difference", "first_non_finite", "hill", "lipschitz",
+    "maximise", "solve_saddle", "top_values", "where_finite",
+]  # fmt: skip
 
 #: Maximum number of variables for Newton's method.
 NEWTON_VARIABLES = 32

@@ -31,15 +31,9 @@ from mpifed.core.sampling import Sample, Sampler, with_augmentation, with_dropou
 from mpifed.core.streams import key
 
 __all__ = [
-    "BilevelOracle",
-    "CompositionOracle",
-    "EVALUATIONS",
-    "MinimaxOracle",
-    "ORACLES",
-    "OperatorOracle",
-    "Oracle",
-    "ProximalTerm",
-]
+    "BilevelOracle", "CompositionOracle", "EVALUATIONS", "MinimaxOracle", "ORACLES", "OperatorOracle",
+    "Oracle", "ProximalTerm",
+]  # fmt: skip
 
 
 class Oracle:

@@ -23,23 +23,10 @@ from mpifed.core.problem import DataFile
 from mpifed.core.streams import Stream
 
 __all__ = [
-    "AVAILABILITY_MODELS",
-    "Availability",
-    "Available",
-    "Bernoulli",
-    "Chain",
-    "Cyclic",
-    "Markov",
-    "Participation",
-    "Probabilities",
-    "Trace",
-    "Uniform",
-    "Weighted",
-    "inclusion_probabilities",
-    "per_client",
-    "read_trace",
-    "systematic_sample",
-]
+    "AVAILABILITY_MODELS", "Availability", "Available", "Bernoulli", "Chain", "Cyclic", "Markov",
+    "Participation", "Probabilities", "Trace", "Uniform", "Weighted", "inclusion_probabilities", "per_client",
+    "read_trace", "systematic_sample",
+]  # fmt: skip
 
 
 class Chain:

@@ -42,25 +42,10 @@ from mpifed.core.sets import IndicatorOf, Separable, Sets, Zero
 from mpifed.core.streams import Stream, generator
 
 __all__ = [
-    "Batch",
-    "Bilevel",
-    "Composition",
-    "DataFile",
-    "Game",
-    "Minimax",
-    "Minimisation",
-    "Named",
-    "Operator",
-    "Problem",
-    "as_family",
-    "defines",
-    "is_analytic",
-    "network_block",
-    "network_constants",
-    "network_parameters",
-    "starting_point",
-    "with_network_weights",
-]
+    "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
+    "Problem", "as_family", "defines", "is_analytic", "network_block", "network_constants",
+    "network_parameters", "starting_point", "with_network_weights",
+]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
 Named = dict[str, torch.Tensor]
@@ -229,7 +214,7 @@ class Problem:
         """
         return None
 
-    #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, anew whenever
+    #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, each time
     #: they are drawn; tensors ``[b, ...]`` keep their shapes. ``words`` has the random numbers of the sample:
     #: ``words.mask(shape, p)`` is true with probability 1 - p, ``words.integers(high, shape)`` is uniform in
     #: [0, high). A pure function, like a loss. It is not called for evaluations, full-batch gradients and

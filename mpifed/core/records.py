@@ -25,21 +25,9 @@ import torch
 from mpifed.base.errors import ContractError
 
 __all__ = [
-    "Blocks",
-    "Record",
-    "Layout",
-    "State",
-    "Observed",
-    "NotSent",
-    "WithinRound",
-    "Stored",
-    "Adaptive",
-    "Compressed",
-    "compressed",
-    "not_sent",
-    "within_round",
-    "stored",
-]
+    "Blocks", "Record", "Layout", "State", "Observed", "NotSent", "WithinRound", "Stored", "Adaptive",
+    "Compressed", "compressed", "not_sent", "within_round", "stored",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 QualifierType = TypeVar("QualifierType")

@@ -15,8 +15,8 @@ which have no noise. Philox is computed in torch with 64-bit integers, so that `
 vectorise it over clients.
 
 **Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
-words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed anew whenever it is
-drawn.
+words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed differently each time
+it is drawn.
 """
 
 from __future__ import annotations
@@ -40,20 +40,10 @@ from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 
 __all__ = [
-    "AddressedBatch",
-    "DropoutMode",
-    "SampleWords",
-    "RandomDraws",
-    "Sample",
-    "SampleNumbers",
-    "Sampler",
-    "current_words",
-    "drawn_at_once",
-    "load_client_data",
-    "network_of",
-    "with_augmentation",
+    "AddressedBatch", "DropoutMode", "SampleWords", "RandomDraws", "Sample", "SampleNumbers", "Sampler",
+    "current_words", "drawn_at_once", "load_client_data", "network_of", "with_augmentation",
     "with_dropout_words",
-]
+]  # fmt: skip
 
 #: The value of dropped units in ``alpha_dropout``, -scale · alpha of the SELU (Klambauer et al., 2017).
 _SATURATED = -1.7580993408473766
@@ -576,6 +566,7 @@ class Sampler:
         selection: how the method selects the samples of this round: "counted" by ``oracle.sample()``,
             "numbered" by ``oracle.sample(number=k)``, "" before the first sample.
         has_addresses: whether samples have addresses, for dropout or for augmentation.
+        generates_samples: whether the problem generates its samples.
     """
 
     def __init__(
@@ -595,7 +586,7 @@ class Sampler:
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
         self._draws = RandomDraws(seed, self.clients)
         self._full_batches: tuple[np.ndarray, tuple[torch.Tensor, ...]] | None = None
-        self._generated, self._numbers_per_sample = False, batch_size
+        self.generates_samples, self._numbers_per_sample = False, batch_size
         self._full_samples: dict[int, Sample] = {}
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin_round(0)
@@ -606,12 +597,9 @@ class Sampler:
     @property
     def _constant(self) -> bool:
         """Whether samples that use all data of a client are the same in every round."""
-        return self.noise is None and not self.has_addresses and (bool(self.data) or not self._generated)
-
-    @property
-    def generates_samples(self) -> bool:
-        """Whether the problem generates its samples."""
-        return self._generated
+        return (
+            self.noise is None and not self.has_addresses and (bool(self.data) or not self.generates_samples)
+        )
 
     def copy(self) -> Sampler:
         """Return a sampler with the same data, for evaluations that do not affect the samples of the run."""
@@ -634,7 +622,7 @@ class Sampler:
                     f"{type(self.problem).__name__}: draw() has {array[index].item()} in array {number} for "
                     f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
                 )
-        self._generated = True
+        self.generates_samples = True
 
     def _load(self, values: torch.Tensor | np.ndarray) -> torch.Tensor:
         tensor = torch.as_tensor(values)
@@ -691,7 +679,7 @@ class Sampler:
         key = (
             self.round if round is None else round,
             self.batch_size if size is None else size,
-            of if self._generated else "",
+            of if self.generates_samples else "",
         )
         if not isinstance(k, int):
             return self._samples(key, rows, k)
@@ -791,7 +779,7 @@ class Sampler:
 
     def _uses_full_batches(self, key: _Key) -> bool:
         """Return whether a sample consists of all data of a client."""
-        return not key[1] and (bool(self.data) or not self._generated)
+        return not key[1] and (bool(self.data) or not self.generates_samples)
 
     def _addresses(self, round: int, rows: slice, numbers: SampleNumbers) -> torch.Tensor:
         """Return the addresses of samples: ``[C, count, 3]`` for a range of numbers, otherwise ``[C, 3]``."""
@@ -813,7 +801,7 @@ class Sampler:
         round, size, of = key
 
         def draw(stream: Stream, members: np.ndarray) -> tuple[torch.Tensor, ...]:
-            if self._generated:
+            if self.generates_samples:
                 stream.of = of
                 return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
             local = stream.integers(self.sizes[members], size)
@@ -821,9 +809,9 @@ class Sampler:
 
         drawn = self._draws.get(
             ("sample", round, (size, of)), rows, numbers, max(size, self._numbers_per_sample), draw,
-            splittable=not self._generated, several_rounds=not self._generated,
+            splittable=not self.generates_samples, several_rounds=not self.generates_samples,
         )  # fmt: skip
-        if self._generated:
+        if self.generates_samples:
             return list(map(samples_first, drawn))
         chosen = samples_first(drawn[0])  # makes the rows of a sample adjacent
         flat = chosen.reshape(-1)
@@ -848,7 +836,7 @@ class Sampler:
         Raises:
             ContractError: the problem generates samples and has no full batch.
         """
-        if self._generated and not self.data:
+        if self.generates_samples and not self.data:
             raise ContractError(
                 f"{type(self.problem).__name__} generates samples, so it has no oracle.full_batch: define "
                 "full_batch(client) if the exact gradient is known, or use oracle.sample()"

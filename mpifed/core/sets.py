@@ -29,28 +29,10 @@ from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.numerics import where_finite
 
 __all__ = [
-    "Ball",
-    "Blockwise",
-    "Box",
-    "Entropy",
-    "Euclidean",
-    "Indicator",
-    "IndicatorOf",
-    "L1",
-    "L1Box",
-    "MIRRORS",
-    "Mirror",
-    "Nuclear",
-    "PROXIMALS",
-    "Proximal",
-    "SETS",
-    "Separable",
-    "Set",
-    "Sets",
-    "Simplex",
-    "Space",
+    "Ball", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf", "L1", "L1Box", "MIRRORS",
+    "Mirror", "Nuclear", "PROXIMALS", "Proximal", "SETS", "Separable", "Set", "Sets", "Simplex", "Space",
     "Zero",
-]
+]  # fmt: skip
 
 
 @hyperparameters

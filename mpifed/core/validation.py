@@ -27,16 +27,9 @@ from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
 
 __all__ = [
-    "Probe",
-    "address",
-    "called",
-    "check_method",
-    "check_problem",
-    "expect_mirror",
-    "expect_nothing",
-    "expect_unchanged",
-    "samples_of",
-]
+    "Probe", "address", "called", "check_method", "check_problem", "expect_mirror", "expect_nothing",
+    "expect_unchanged", "samples_of",
+]  # fmt: skip
 
 #: Type of a field → the records that may have such fields.
 RECORDS = {

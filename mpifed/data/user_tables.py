@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.base.errors import short_repr
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra, short_repr
 from mpifed.base.settings import hyperparameters, suggest
 from mpifed.core.numerics import first_non_finite
 from mpifed.data.libsvm import expect_dense_memory, read_rows

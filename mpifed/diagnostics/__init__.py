@@ -1,5 +1,5 @@
 """Estimates, along a run, of the constants in the assumptions of theorems."""
 
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra
 
 expect_extra("plots", "estimates of constants and their figure")

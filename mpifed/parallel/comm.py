@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 
-from mpifed.base.errors import message_of
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra, message_of
 
 __all__ = [
     "SerialComm", "MpiComm", "raise_if_any", "usable_mpi", "broadcast_text", "collective_errors",

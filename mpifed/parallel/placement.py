@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from mpifed.core.streams import Stream
 from mpifed.parallel.tree import Tree, max_partial_sums
 
 __all__ = ["Placement", "Cohort"]
@@ -124,10 +123,3 @@ class Cohort:
         member."""
         dropouts = self.selected - len(self.members)
         return dropouts if dropouts and (self.counts > 0).argmax() == self._rank else 0
-
-    @staticmethod
-    def sample(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
-        """Sample ``size`` clients uniformly without replacement, at the address (r, number)."""
-        if size == clients:
-            return np.arange(clients)
-        return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

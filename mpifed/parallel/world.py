@@ -17,7 +17,7 @@ from pathlib import Path
 from mpifed.base.log import print_error, print_traceback
 from mpifed.parallel.comm import LaunchError, MpiComm, SerialComm, usable_mpi
 
-__all__ = ["EXIT_LAUNCH", "LaunchError", "abort_all", "launcher_number", "process_name", "slurm_job", "world"]
+__all__ = ["EXIT_LAUNCH", "abort_all", "launcher_number", "process_name", "slurm_job", "world"]
 
 #: Exit code if launcher and MPI library do not match.
 EXIT_LAUNCH = 71

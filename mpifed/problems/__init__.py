@@ -29,36 +29,12 @@ from mpifed.problems.wgan import WGAN
 PROBLEMS = {
     cls.__name__: cls
     for cls in (
-        Saddle,
-        DeepAUC,
-        TextAUC,
-        RobustRegression,
-        AffineShift,
-        AffineGame,
-        Bilinear,
-        L1BoxBilinear,
-        MatrixGame,
-        DistributionallyRobust,
-        LinearMAML,
-        SinusoidMAML,
-        FewShotMAML,
-        WGAN,
-        FairClassification,
-        GroupParity,
-        Classification,
-        AdversarialTraining,
-        ClientMixture,
-        QuadraticMixture,
-        QuadraticNCPL,
-        TwoSidedPL,
-        FiniteMax,
-        SoftplusSaddle,
-        MSPBE,
-        QuadraticBilevel,
-        DataCleaning,
-        OneWayPAUC,
+        Saddle, DeepAUC, TextAUC, RobustRegression, AffineShift, AffineGame, Bilinear, L1BoxBilinear,
+        MatrixGame, DistributionallyRobust, LinearMAML, SinusoidMAML, FewShotMAML, WGAN, FairClassification,
+        GroupParity, Classification, AdversarialTraining, ClientMixture, QuadraticMixture, QuadraticNCPL,
+        TwoSidedPL, FiniteMax, SoftplusSaddle, MSPBE, QuadraticBilevel, DataCleaning, OneWayPAUC,
         TwoWayPAUC,
     )
-}
+}  # fmt: skip
 
 __all__ = ["PROBLEMS", *PROBLEMS]

@@ -55,6 +55,7 @@ class Ranking(HeldOut):
         kept = thin(labels, positive, self.imbalance, seed)
         thinned = train.select(train.rows[kept])
         self._rows = divide(self.partition, thinned, positive[kept], self.clients, seed, data)
+        self.client_names = data.owner_names
         self._hold_out_locally(seed)
         is_positive = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(is_positive)
@@ -76,12 +77,6 @@ class Ranking(HeldOut):
                 f"the network has a parameter {both[0]!r}, which is also a variable of the problem: rename it"
             )
         return {**self.network, **more}
-
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
-
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._splits["train"].all_labels[self._rows[client]]
 
     def test_labels(self) -> np.ndarray:
         """Return 1 for positive and 0 for negative samples, ``[n]``."""

@@ -35,6 +35,7 @@ class HeldOut:
 
     Attributes:
         split: the split on which metrics are computed: "test", another split, or the number of a client.
+        client_names: names of the clients, if the data set assigns samples to clients.
     """
 
     validation: float = Field(
@@ -52,7 +53,7 @@ class HeldOut:
         'test samples, for run.evaluate_on = ["clients"] and [personalize]',
     )
 
-    split = "test"
+    split, client_names = "test", ()
 
     def tested_on(self, split: str | int):
         """Return the problem with metrics on another split, see :meth:`Problem.tested_on`."""
@@ -106,6 +107,12 @@ class HeldOut:
     def test_labels(self) -> np.ndarray:
         return self._held_out.labels
 
+    def client_size(self, client: int) -> int:
+        return len(self._rows[client])
+
+    def client_labels(self, client: int) -> np.ndarray:
+        return self._splits["train"].all_labels[self._rows[client]]
+
 
 @problem_settings
 class LabelledImages(HeldOut, Augmented):
@@ -133,6 +140,7 @@ class LabelledImages(HeldOut, Augmented):
         train = self._splits["train"]
         positive = train.labels >= (images.classes + 1) // 2
         self._rows = divide(self.partition, train, positive, self.clients, seed, images)
+        self.client_names = images.owner_names
         self._hold_out_locally(seed)
         self._select_split("test")
 
@@ -147,12 +155,6 @@ class LabelledImages(HeldOut, Augmented):
         """Return images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
         rows = torch.from_numpy(self._rows[client])
         return self._images.train[rows], self._images.train_labels[rows]
-
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
-
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._images.train_labels.numpy()[self._rows[client]]
 
     def class_names(self) -> list[str]:
         return list(self._images.names)

@@ -85,20 +85,6 @@ class Saddle(Minimax):
         """Return y*(x) = b̄ - t̄ x of the mean over the clients, ``[d]`` float64."""
         return torch.from_numpy(self._b.mean(axis=0) - self._t.mean() * x["x"].cpu().double().numpy())
 
-    def local_gda_limit(self, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the limit (x, y) of noise-free Local-GDA with q local steps per round, ``[d]`` float64.
-
-        In each coordinate the operator of client k is H_k z - (0, b_k), with the zero z_k*. Hence q steps
-        with D = diag(η_x, η_y) map z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, whose average over the
-        clients has one fixed point.
-        """
-        eye, one = np.eye(2), np.ones_like(self._t)
-        H = np.stack([self.tau * one, -self._t, self._t, one], axis=1).reshape(-1, 2, 2)
-        P = np.linalg.matrix_power(eye - np.diag([eta_x, eta_y]) @ H, q)
-        zero = np.linalg.solve(H, np.stack([np.zeros_like(self._b), self._b], axis=1))
-        x, y = np.linalg.solve(eye - P.mean(axis=0), ((eye - P) @ zero).mean(axis=0))
-        return torch.from_numpy(x), torch.from_numpy(y)
-
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         points, stars = (x["x"], y["y"]), self._solution
         x_error, y_error = (float(torch.dist(point.to(star), star)) for point, star in zip(points, stars))

@@ -1,5 +1,5 @@
 """Comparison of stored runs in figures, tables and an HTML page. Nothing is executed again."""
 
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra
 
 expect_extra("plots", "reports and figures")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +19,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import escape_mathtext
+from mpifed.base.log import escape_control, escape_mathtext
 from mpifed.config.job import Config, ConfigError
 from mpifed.storage.files import PNG_METADATA, writing
 
@@ -31,11 +32,12 @@ MAX_COLUMNS, MAX_ROWS = 12, 40
 @dataclass(frozen=True, eq=False)
 class ClassCounts:
     """Number of samples by client and class ``[N, classes]``, and the names of the classes. Samples without
-    labels count as one class."""
+    labels count as one class. ``clients`` are the clients' names, if they have names."""
 
     title: str
     counts: np.ndarray
     names: list[str]
+    clients: Sequence[str] = ()
 
 
 def class_counts(config: Config) -> ClassCounts:
@@ -56,7 +58,7 @@ def class_counts(config: Config) -> ClassCounts:
         np.array([[problem.client_size(client)] for client in range(problem.clients)]),
         ["samples"],
     )
-    return ClassCounts(title(config.table()), counts, names)
+    return ClassCounts(title(config.table()), counts, names, getattr(problem, "client_names", ()))
 
 
 def show_class_counts(config: Config, path: Path) -> None:
@@ -88,9 +90,9 @@ def _name(value) -> str:
     return Path(next(value[key] for key in ("file", "path", "name") if key in value)).name
 
 
-def print_counts(samples: ClassCounts, console: Console | None = None) -> None:
+def print_counts(samples: ClassCounts) -> None:
     """Print one row per client, with one column per class unless there are too many, and totals."""
-    console = console or Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     counts, sizes = samples.counts, samples.counts.sum(axis=1)
     wide = 1 < len(samples.names) <= MAX_COLUMNS
     table = Table(title=samples.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
@@ -99,7 +101,8 @@ def print_counts(samples: ClassCounts, console: Console | None = None) -> None:
         table.add_column(column, justify="right", overflow="fold")
     for client in range(len(counts)):
         if len(counts) <= MAX_ROWS or not MAX_ROWS // 2 <= client < len(counts) - MAX_ROWS // 2:
-            table.add_row(str(client), *_cells(counts[client], wide, len(columns)))
+            name = escape_control(samples.clients[client], line=True) if samples.clients else ""
+            table.add_row(f"{client} {name}".rstrip(), *_cells(counts[client], wide, len(columns)))
         elif client == MAX_ROWS // 2:
             table.add_row("...")
     table.add_section()

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "Setting", "best", "metrics_of", "paired_tests", "settings_of"]
 
-#: The settings of [run] that can change results or their speed; the others concern files.
+#: The settings of [run] that distinguish settings, because they can change results or their speed. The others
+#: concern files, evaluations, and the numbers of threads and GPUs.
 _EXECUTION = (
     "device", "dtype", *Evaluation._fields, "group", "matrices", "placement", "reduction", "transport"
 )  # fmt: skip

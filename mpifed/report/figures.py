@@ -28,8 +28,8 @@ from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
-from mpifed.storage.files import FIGURE_MARK, PNG_METADATA
-from mpifed.storage.results import RunData, expect
+from mpifed.storage.files import PNG_METADATA, REPORT_MARK
+from mpifed.storage.results import RunData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,17 +129,9 @@ def _medians(settings: Sequence[Setting], metric: str) -> np.ndarray:
     return np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
 
 
-def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str | None = None) -> None:
-    """Write a PNG with a row for each metric (or the given one) and a column for each suitable axis.
-
-    Raises:
-        ValueError: no setting has the metric, or any metric.
-    """
-    metrics = metrics_of(settings)
-    known = metrics if metric is None else metric in metrics
-    expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
-    metrics = metrics if metric is None else [metric]
-    axes = axes_of(settings)
+def curves(settings: Sequence[Setting], file: BinaryIO) -> None:
+    """Write a PNG with a row for each metric, of which there is at least one, and a column for each axis."""
+    metrics, axes = metrics_of(settings), axes_of(settings)
     width = LEGEND_CHARACTERS * len(axes)
     names = [
         textwrap.fill(escape_mathtext(name), width - 10)
@@ -361,7 +353,7 @@ def paper_figure(
             figure.set_size_inches(size, len(metrics) * panel + (rows + 1) * (1.45 * FONT_SIZE / 72))
             form = path.suffix.removeprefix(".")
             date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form, {})
-            figure.savefig(file, format=form, metadata={"Creator": FIGURE_MARK} | date)
+            figure.savefig(file, format=form, metadata={"Creator": REPORT_MARK} | date)
 
     return write
 

@@ -11,7 +11,7 @@ from mpifed.report.comparison import Rule, Setting, paired_tests
 from mpifed.report.labels import Labels
 from mpifed.report.statistics import MeanStd
 from mpifed.report.tables import TEST
-from mpifed.storage.files import FIGURE_MARK
+from mpifed.storage.files import REPORT_MARK
 
 __all__ = ["LEVEL", "escape", "number", "table"]
 
@@ -47,7 +47,7 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
     body = "\n\\midrule\n".join(parts)
     criterion = escape_control(rule.describe(chosen), line=True)
     return (
-        f"% {FIGURE_MARK}; needs \\usepackage{{booktabs}}\n% {criterion}\n"
+        f"% {REPORT_MARK}; needs \\usepackage{{booktabs}}\n% {criterion}\n"
         f"\\begin{{table}}\n\\centering\n\\caption{{{_caption(chosen, rule, tested, body)}}}\n"
         f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}\n\\toprule\n"
         f"Method & {' & '.join(heads)} \\\\\n\\midrule\n"

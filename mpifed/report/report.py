@@ -30,7 +30,7 @@ from mpifed.report.tables import (
 )
 from mpifed.storage.files import (
     REPORT_FILES,
-    TEXT_MARK,
+    REPORT_MARK,
     expect_writable,
     is_paper,
     refuse_foreign,
@@ -180,7 +180,7 @@ def _to_text(
 ) -> None:
     with open(path, "w", encoding="utf-8") as file:
         console = Console(file=file, width=100, color_system=None)
-        console.print(TEXT_MARK)
+        console.print(REPORT_MARK)
         _print(console, settings, chosen, rule)
         print_table(rows, console)
         _print_theory(console, chosen)

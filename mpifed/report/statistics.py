@@ -73,11 +73,11 @@ class MeanStd(NamedTuple):
             return cls(np.nan, np.nan)
         return cls(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else np.nan)
 
-    def describe(self, mean: str = "{:.4g}", deviation: str = "{:.2g}") -> str:
+    def describe(self, mean: str = "{:.4g}") -> str:
         """Format as ``0.3 ± 0.01`` or as :meth:`FiniteSummary.describe`; "-" for no value."""
         if self.finite:
             return self.finite.describe(mean.format)
-        around = f" ± {deviation.format(self.deviation)}" if np.isfinite(self.deviation) else ""
+        around = f" ± {self.deviation:.2g}" if np.isfinite(self.deviation) else ""
         return mean.format(self.mean) + around if np.isfinite(self.mean) else "-"
 
 

@@ -280,9 +280,8 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
         writer.writerows(flat)
 
 
-def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
+def print_table(rows: Sequence[dict], console: Console) -> None:
     """Print one row as a list, several as tables that fit the console, each with the first column."""
-    console = console or Console()
     if len(rows) == 1:
         single = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
         for column, value in rows[0].items():

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.base.errors import ConfigError, short_repr, user_code_errors
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import ConfigError, expect_extra, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.base.settings import suggest
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors

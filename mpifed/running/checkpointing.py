@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from mpifed.base import log
+from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.config.job import Run
@@ -326,7 +327,7 @@ def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     if lost:
         warning(
             f"{snapshot.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
-            f"of rounds {history.format_ranges(lost)} are lost; the run continues from the state in its "
+            f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
             "checkpoint, which is complete"
         )
     return tables

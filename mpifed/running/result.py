@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mpifed.base.errors import ConfigError
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import ConfigError, expect_extra
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
@@ -26,7 +25,7 @@ from mpifed.simulation.evaluation import user_point, user_problem
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.files import RUN_FILE
-from mpifed.storage.results import End
+from mpifed.storage.results import End, class_name
 
 __all__ = ["Result", "broadcast", "from_files", "load"]
 
@@ -177,8 +176,8 @@ class Result:
         if not self.network:
             blocks = {block: list(named) for block, named in self.parameters.items()}
             raise ConfigError(
-                f"{self.config['problem']['name'].rpartition(':')[2]} has no neural network, so there are no "
-                f"weights; its variables are in result.parameters: {blocks or 'unnamed in version 0.1'}"
+                f"{class_name(self.config, 'problem')} has no neural network, so there are no weights; its "
+                f"variables are in result.parameters: {blocks or 'unnamed in version 0.1'}"
             )
         network = self._model or _model_of(self.config)
         places = self.network.items()
@@ -317,9 +316,9 @@ def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[s
 
 
 def _heading(result: Result) -> str:
-    names = [result.config.get(part, {}).get("name", part) for part in ("algorithm", "problem")]
+    names = [class_name(result.config, part) or part for part in ("algorithm", "problem")]
     ended = "; infeasible: ".join(filter(None, [result.stopped or "not finished", result.infeasible]))
-    return f"{' on '.join(name.rpartition(':')[2] for name in names)}: {ended}"
+    return f"{' on '.join(names)}: {ended}"
 
 
 def _lines(result: Result) -> Iterator[tuple[str, str]]:

@@ -21,16 +21,18 @@ from mpifed.simulation.setup import data_change, digests, files_from_table, read
 from mpifed.storage import checkpoint
 from mpifed.storage.files import RUN_FILE, TRIED
 from mpifed.storage.folder import Folder
-from mpifed.storage.results import End, RunData, load_if_valid
+from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
 __all__ = [
-    "Stored", "check_rounds", "final_end", "find_saved", "find_settings", "has_ended", "has_same_data",
-    "is_done", "open_for_resume", "open_for_run", "results_of",
+    "Stored", "check_rounds", "complete", "final_end", "find_saved", "find_settings", "has_ended",
+    "has_same_data", "is_done", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
 #: Sections that may differ when a job is continued, because they do not determine what it computes.
 _IGNORED = ("rounds", "stop", "run", "plugins")
+#: Maximum number of differences between two jobs that a message lists.
+MAX_DIFFERENCES = 3
 _START_OVER = "choose another run.out, or set run.overwrite=true to start over"
 
 
@@ -130,11 +132,10 @@ def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Resu
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         return None
     saved = _newest(folder)
-    if other := _differences(_settings_in_header(saved), config.table()):
+    if other := _other_job(_settings_in_header(saved), config.table()):
         raise ValueError(
-            f"{path} contains a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
-            "run.overwrite=true to start over, or change settings during the run with "
-            f"`mpifed resume {path} KEY=VALUE`"
+            f"{path} contains a checkpoint of {other}. Choose another run.out, set run.overwrite=true to "
+            f"start over, or change settings during the run with `mpifed resume {path} KEY=VALUE`"
         )
     check_rounds(saved.round, config)
     return saved
@@ -181,8 +182,8 @@ def _not_resumable(folder: Folder, config: Config) -> str:
         return (
             f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint next to it: {_START_OVER}"
         )
-    if other := _differences(_settings_of(run), config.table()):
-        return f"{folder.path} contains a run of another job: {'; '.join(other)}: {_START_OVER}"
+    if other := _other_job(_settings_of(run), config.table()):
+        return f"{folder.path} contains a run of {other}: {_START_OVER}"
     state = f"has ended ({run.stopped}), and rounds = {config.rounds}" if run.end else "has not ended"
     return f"{folder.path} contains a run that {state}, and no checkpoint to continue from: {_START_OVER}"
 
@@ -302,17 +303,37 @@ def _with_group(settings: dict, group: int | str | None) -> dict:
     return settings | {"run": settings["run"] | ({"group": group} if group and automatic else {})}
 
 
+def complete(folder: Folder, end: End) -> str:
+    """Return the message that a run is complete."""
+    more = "; a larger stop.seconds continues the run" if end.kind == "time" else ""
+    return f"{folder.path} is complete: {end.sentence}{more}"
+
+
+def _other_job(old: dict, new: dict) -> str:
+    """Return the name of a stored job and the first differences to a new one; "" if they compute the same."""
+    differences = _differences(old, new)
+    if not differences:
+        return ""
+    names = [class_name(old, section) for section in ("algorithm", "problem")]
+    more = len(differences) - MAX_DIFFERENCES
+    listed = [*differences[:MAX_DIFFERENCES], *([f"{more} more differences"] if more > 0 else [])]
+    return f"{' on '.join(names)}, another job: {'; '.join(listed)}"
+
+
 def _differences(old: dict, new: dict) -> list[str]:
-    """List the differences between the settings of two jobs that affect the computation, as sentences."""
+    """List the differences between the settings of two jobs that affect the computation, as sentences.
+
+    Changed sources and other names come first, because they explain the differences of other settings.
+    """
     before, now = (
         flatten({key: _with_numbers(part) for key, part in table.items() if key not in _IGNORED}) | numerical
         for table, numerical in zip((old, new), _numerical_settings(old, new))
     )
-    return [
+    different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return changed_sources(old, new) + [
         f"{key} is {before.get(key, 'not set')} in the stored run and {now.get(key, 'not set')} in this job"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key)
-    ] + changed_sources(old, new)
+        for key in sorted(different, key=lambda key: key not in ("algorithm.name", "problem.name"))
+    ]
 
 
 def _with_numbers(table):

@@ -26,7 +26,15 @@ from mpifed.running.callbacks import expect_callbacks
 from mpifed.running.checkpointing import Snapshot, announce
 from mpifed.running.recorder import versions
 from mpifed.running.result import Result
-from mpifed.running.resume import Stored, find_saved, find_settings, is_done, open_for_resume, open_for_run
+from mpifed.running.resume import (
+    Stored,
+    complete,
+    find_saved,
+    find_settings,
+    is_done,
+    open_for_resume,
+    open_for_run,
+)
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
 from mpifed.simulation.setup import resolve_reduction
@@ -225,7 +233,7 @@ def _execute(
             if isinstance(found, Result):
                 if found.end.kind == "diverged":
                     raise NonFiniteError(f"{folder.path} has already ended: {found.stopped}")
-                announce(comm, f"{folder.path} is complete: {found.stopped}")
+                announce(comm, complete(folder, found.end))
                 return found.with_network(config)
             log.open()
             runner = Runner(config, comm, folder, log, callbacks)

@@ -21,7 +21,7 @@ from mpifed.running.callbacks import Callbacks, TensorBoard
 from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce, state_bytes
 from mpifed.running.recorder import Recorder
 from mpifed.running.result import Result
-from mpifed.running.resume import final_end
+from mpifed.running.resume import complete, final_end
 from mpifed.running.signals import StopSignals
 from mpifed.running.stopping import StopRule
 from mpifed.running.watchdog import Watchdog
@@ -133,7 +133,7 @@ class Runner:
                 if end and self.rule.evaluated < self.simulation.round:  # fewer rounds than before are set
                     self._evaluate_and_call(bar)
                 return self._loop(bar, end)
-        announce(self.comm, f"{self.folder.path} is complete: {end.sentence}")
+        announce(self.comm, complete(self.folder, end))
         metrics = self.simulation.evaluate(self.simulation.output)
         self.checkpoints.repair(end, metrics)
         return self._result(end, metrics)

@@ -28,17 +28,9 @@ from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = [
-    "Evaluator",
-    "client_summary",
-    "evaluation_interval",
-    "expect_metrics",
-    "infeasibility",
-    "named_point",
-    "projections",
-    "evaluation_details",
-    "user_point",
-    "user_problem",
-]
+    "Evaluator", "client_summary", "evaluation_interval", "expect_metrics", "infeasibility", "named_point",
+    "projections", "evaluation_details", "user_point", "user_problem",
+]  # fmt: skip
 
 #: Number of held-out rows scored in one call. The calls are the same for every number of ranks.
 SCORE_ROWS = 250

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from mpifed.base.data_files import digest
-from mpifed.base.errors import ConfigError, join_lines, message_of, truncate, user_code_errors
+from mpifed.base.errors import (
+    ConfigError,
+    format_ranges,
+    join_lines,
+    message_of,
+    truncate,
+    user_code_errors,
+)
 from mpifed.base.plugins import plugins_of
 from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
@@ -40,19 +47,9 @@ from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
 
 __all__ = [
-    "InitialWeights",
-    "agree_on_data",
-    "data_change",
-    "default_dtype",
-    "digests",
-    "expect_same",
-    "files_from_table",
-    "files_to_json",
-    "place_clients",
-    "prepare",
-    "read_files",
-    "resolve_reduction",
-]
+    "InitialWeights", "agree_on_data", "data_change", "default_dtype", "digests", "expect_same",
+    "files_from_table", "files_to_json", "place_clients", "prepare", "read_files", "resolve_reduction",
+]  # fmt: skip
 
 Files = dict[str, DataFile]
 
@@ -402,13 +399,5 @@ def _difference(tables: list[dict], subject: str = "data file {}") -> str:
     versions = []
     for version, ranks in ranks_of.items():
         read = f"read {version[:12]} ({tables[ranks[0]][name]['path']})" if version else "did not read it"
-        versions.append(f"{_ranks(ranks)} {read}")
+        versions.append(f"{'ranks' if len(ranks) > 1 else 'rank'} {format_ranges(ranks)} {read}")
     return f"{subject.format(name)} differs between ranks: {'; '.join(versions)}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Return the ranks as text: ``rank 0`` or ``ranks 1-3, 7``."""
-    breaks = [i for i in range(1, len(ranks)) if ranks[i] != ranks[i - 1] + 1]
-    runs = [ranks[i:j] for i, j in zip([0, *breaks], [*breaks, len(ranks)])]
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(texts)

@@ -24,12 +24,11 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 
 __all__ = [
-    "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "FIGURE_MARK", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC",
-    "LOCK_FILE", "LOG_FILES", "LOG_FOLDER", "PNG_METADATA", "MARKER", "REPORT_FILES", "RESULTS_MAGIC",
-    "RUN_FILE", "RUN_FILES", "SEARCH_RESULT", "TEXT_MARK", "TRIALS", "TRIED",
-    "checkpoints", "expect_writable", "is_figure", "is_paper",
-    "is_registered", "is_weights", "logs", "rank_of", "refuse_foreign", "register", "remove_leftovers",
-    "replacing", "round_of", "sync", "writing",
+    "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC", "LOCK_FILE",
+    "LOG_FILES", "LOG_FOLDER", "MARKER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC",
+    "RUN_FILE", "RUN_FILES", "SEARCH_RESULT", "TRIALS", "TRIED", "checkpoints", "expect_writable",
+    "is_figure", "is_paper", "is_registered", "is_weights", "logs", "rank_of", "refuse_foreign", "register",
+    "remove_leftovers", "replacing", "round_of", "sync", "writing",
 ]  # fmt: skip
 
 #: The marker file, and its first line.
@@ -53,7 +52,7 @@ PNG_METADATA = {"Software": "mpifed"}
 #: Follows the length of the header in a safetensors file of this package.
 WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: Creator of vector figures, and first line of a report's text.
-FIGURE_MARK = TEXT_MARK = "mpifed report"
+REPORT_MARK = "mpifed report"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 #: First bytes of the binary files of a run. Copies of them need no marker file.
 _RUN_MAGICS = (CHECKPOINT_MAGIC, HISTORY_MAGIC, RESULTS_MAGIC)
@@ -140,7 +139,7 @@ def is_figure(head: bytes) -> bool:
 
 def is_paper(head: bytes) -> bool:
     """Whether the first bytes are those of a vector figure or a LaTeX table of a report."""
-    return FIGURE_MARK.encode() in head
+    return REPORT_MARK.encode() in head
 
 
 def is_weights(head: bytes) -> bool:

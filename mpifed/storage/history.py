@@ -20,7 +20,7 @@ import numpy as np
 from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, replacing
 from mpifed.storage.results import COSTS
 
-__all__ = ["format_ranges", "read", "row_type", "write"]
+__all__ = ["read", "row_type", "write"]
 
 #: Maximum number of bytes that are written at once.
 MAX_WRITE = 2**24
@@ -95,10 +95,3 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     tables = {"costs": rows["costs"], "metrics": rows["metrics"][evaluated].T}
     iterates = {name: rows[name][1:] for name in rows.dtype.names[3:]}
     return tables | iterates, numbers[~valid].tolist()
-
-
-def format_ranges(rounds: list[int]) -> str:
-    """Format rounds as text, for example "3, 5 to 7"."""
-    edges = [k for k in range(1, len(rounds)) if rounds[k] > rounds[k - 1] + 1]
-    parts = [rounds[a:b] for a, b in zip([0, *edges], [*edges, len(rounds)])]
-    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

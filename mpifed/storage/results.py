@@ -52,8 +52,8 @@ from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoint
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
-    "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "end_entries", "expect",
-    "find_runs", "load", "load_if_valid", "read", "write",
+    "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "class_name", "end_entries",
+    "expect", "find_runs", "load", "load_if_valid", "read", "write",
 ]  # fmt: skip
 
 #: Format number of the results file.
@@ -118,6 +118,16 @@ def end_entries(end: End | None) -> dict[str, str]:
     """Return the entries of a file for the end of a run. A run interrupted by a signal has not ended."""
     over = end is not None and end.kind != "signal"
     return {"end": end.kind if over else "", "stopped": end.sentence if over else ""}
+
+
+def class_name(config: Mapping, section: str) -> str:
+    """Return the name of the method or problem in stored settings, without the file of a user-defined class.
+
+    "" if the section "algorithm" or "problem" has no name.
+    """
+    table = config.get(section)
+    name = table.get("name") if isinstance(table, dict) else None
+    return name.rpartition(":")[2] if isinstance(name, str) else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -405,7 +415,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
         _expect_texts(entry, ("path", "digest"), f"{name!r} in the attribute 'data'")
     return RunData(
         path=file,
-        name=config["algorithm"]["name"].rpartition(":")[2],
+        name=class_name(config, "algorithm"),
         config=config,
         versions=_table(source, "versions"),
         costs=costs,

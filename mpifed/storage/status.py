@@ -16,7 +16,7 @@ from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import LOCK_FILE, RUN_FILE, SEARCH_RESULT, TRIALS, TRIED, checkpoints, round_of
 from mpifed.storage.folder import Holder, holder
-from mpifed.storage.results import RunData, expect, load
+from mpifed.storage.results import RunData, class_name, expect, load
 from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
 
 __all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
@@ -167,8 +167,8 @@ def _status(folder: Path) -> Status:
         folder,
         state,
         reason,
-        method=_name(config, "algorithm"),
-        problem=_name(config, "problem"),
+        method=class_name(config, "algorithm"),
+        problem=class_name(config, "problem"),
         round=max((number for number in done if number is not None), default=None),
         rounds=rounds if isinstance(rounds, int) else None,
         metric=_latest(run, metric),
@@ -255,13 +255,6 @@ def _left(run: RunData, since: float | None) -> float | None:
     ends = [(rounds - run.last_round) / pace] if pace and isinstance(rounds, int) else []
     ends += [budget - float(run.costs["seconds"][-1])] if isinstance(budget, int | float) else []
     return max(0.0, min(ends) - (since or 0.0)) if ends else None
-
-
-def _name(config: dict, section: str) -> str:
-    """Return the name of the method or problem, without the module of a plugin."""
-    table = config.get(section)
-    name = table.get("name") if isinstance(table, dict) else None
-    return name.rpartition(":")[2] if isinstance(name, str) else ""
 
 
 def _age(files: Iterable[Path]) -> float | None:

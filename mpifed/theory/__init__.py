@@ -8,15 +8,6 @@ from mpifed.theory import composition, huang, proxskip, shen, sun_wei, wang_kale
 from mpifed.theory.prescription import THEOREMS, Prescription, Theorem, prescribe
 
 __all__ = [
-    "THEOREMS",
-    "Prescription",
-    "Theorem",
-    "composition",
-    "huang",
-    "prescribe",
-    "proxskip",
-    "shen",
-    "sun_wei",
-    "wang_kale",
-    "zhang_gao",
-]
+    "THEOREMS", "Prescription", "Theorem", "composition", "huang", "prescribe", "proxskip", "shen", "sun_wei",
+    "wang_kale", "zhang_gao",
+]  # fmt: skip

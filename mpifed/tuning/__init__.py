@@ -1,5 +1,5 @@
 """Searches for the best settings of methods, with comparable budgets."""
 
-from mpifed.base.extras import expect_extra
+from mpifed.base.errors import expect_extra
 
 expect_extra("tune", "hyperparameter searches")

@@ -19,6 +19,7 @@ from mpifed.config.grids import select_part
 from mpifed.config.tuning import Study, Tune, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.running.signals import Stopped, early_signal
+from mpifed.storage.options import StorageOptions
 from mpifed.tuning.results import SearchResult, discard, read, result_of, store, write_tables
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import (
@@ -36,19 +37,8 @@ __all__ = ["Interrupted", "Plan", "plan", "tune"]
 
 #: Errors of a run that must be reported to the other ranks.
 _ERRORS = (CollectiveError, ConfigError, ContractError, OSError)
-#: Settings of [run] that do not affect results: where files are stored and what is printed.
-_NO_EFFECT = {
-    "out",
-    "overwrite",
-    "progress",
-    "data_dir",
-    "keep",
-    "keep_best",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "tensorboard",
-    "watchdog",
-}
+#: Settings of [run] that do not affect results.
+_NO_EFFECT = {*StorageOptions.model_fields, "data_dir", "progress", "watchdog"}
 
 
 class Interrupted(RuntimeError):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from baselines import Monotone
 from games import configuration, trace
+from saddle_job import local_gda_limit
 
 from mpifed.algorithms import FGDA, AdaFGDA, FedNormSGDA, LocalSGDA
 from mpifed.core.adaptive import MATRICES
@@ -55,7 +56,7 @@ def test_local_gda_and_the_local_reading_end_at_the_limit_of_local_gda(s, centre
     """Also from the saddle point itself (centred, "zero")."""
     problem = Saddle(s=s, centred=centred, start=start)
     ends = [path(method, problem)[-1] for method in (LOCAL, fgda("local", 0.3))]
-    limit = torch.cat(problem.local_gda_limit(ETA_X, ETA_Y, Q)).numpy()
+    limit = torch.cat(local_gda_limit(problem, ETA_X, ETA_Y, Q)).numpy()
     assert max(np.linalg.norm(end - limit) for end in ends) < ROUNDING * s  # all values are of size s
     solution = torch.cat(problem.solution()).numpy()
     assert 1e-4 * s < np.linalg.norm(limit - solution) < 1e-3 * s

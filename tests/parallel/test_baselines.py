@@ -93,7 +93,6 @@ from mpifed.core.participation import Participation
 from mpifed.core.sets import Ball, Box
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.placement import Cohort
 from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
@@ -275,7 +274,7 @@ class Case:
         calls = settings.get("T", 1) + 1 + ("J" in settings)  # a series has a cohort, too
         numbers = range(calls if new else 1)
         cohorts = cohorts or [
-            [Cohort.sample(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in numbers]
+            [drawn.cohort(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in numbers]
             for r in range(1, ROUNDS + 1)
         ]
         n = sizes(game()).tolist() if weights == "samples" else [1.0] * CLIENTS  # a chain has as many rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -44,7 +45,6 @@ from mpifed.core.sets import (
     Zero,
 )
 from mpifed.parallel.comm import CollectiveError
-from mpifed.parallel.placement import Cohort
 from mpifed.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.mpi
@@ -118,7 +118,7 @@ def compare(comm, out, method, problem, group, expected, *, cohort=None, weights
 
 
 def cohorts(size):
-    return None if size is None else [Cohort.sample(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
+    return None if size is None else [drawn.cohort(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
 
 
 @pytest.mark.dealt

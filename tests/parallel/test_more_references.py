@@ -8,6 +8,7 @@ multiplies a rounding error by up to 3.4 a step and whose result feeds the next 
 
 import itertools
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -40,7 +41,6 @@ from mpifed.core.adaptive import MATRICES
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import L1, Ball, Box, Indicator, Nuclear, Simplex, Zero
 from mpifed.core.streams import Stream, generator
-from mpifed.parallel.placement import Cohort
 
 pytestmark = pytest.mark.mpi
 
@@ -163,7 +163,7 @@ def test_fess_gda(comm, out, execution, cohort, ball, p):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
     config = job(FESSGDA(p=p, beta=0.4, **rates), game, out, execution, cohort=cohort)
-    cohorts = [Cohort.sample(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
+    cohorts = [drawn.cohort(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
     assert_path(
         config,
@@ -192,7 +192,7 @@ def test_fsgda(comm, out, execution, cohort, ball):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
     config = job(FSGDA(**rates), game, out, execution, cohort=cohort)
-    cohorts = [Cohort.sample(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
+    cohorts = [drawn.cohort(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
     assert_path(
         config,

@@ -7,6 +7,7 @@ order, which differ by some 1e-15, and the game amplifies a difference by less t
 
 import itertools
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,6 @@ from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
-from mpifed.parallel.placement import Cohort
 
 pytestmark = pytest.mark.mpi
 
@@ -226,7 +226,7 @@ def test_local_sgda(comm, out, group, reduction, cohort, weights, ball, clients)
             eta_y=lambda t: 0.04,
             project=projection,
             weights=sizes(game).tolist() if weights == "samples" else None,
-            cohorts=[Cohort.sample(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
+            cohorts=[drawn.cohort(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
         ),
         ball,
     )

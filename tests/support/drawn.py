@@ -57,3 +57,10 @@ def uniform(seed: int, purpose: str, r: int, size: int, client: int = 0) -> np.n
 def straggler(seed: int, client: int, r: int) -> np.ndarray:
     """Return the two uniform numbers of a possible straggler of FedProx in a round."""
     return Stream(seed, "method/stragglers", [client], r).uniform(2)[0, 0]
+
+
+def cohort(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
+    """Return the ``number``-th cohort of round ``r``: ``size`` clients, uniform without replacement."""
+    if size == clients:
+        return np.arange(clients)
+    return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

@@ -1,8 +1,13 @@
-"""A small job on a saddle problem with noise, for tests of the files of a run and of how it continues."""
+"""A small job on a saddle problem with noise, for tests of the files of a run and of how it continues, and
+the limit of Local-GDA on such problems."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+
 from mpifed.config.job import Config
+from mpifed.problems import Saddle
 
 
 def table(out, rounds=6, record=(), run=(), **sections) -> dict:
@@ -25,3 +30,18 @@ def table(out, rounds=6, record=(), run=(), **sections) -> dict:
 
 def config(out, rounds=6, record=(), run=(), **sections) -> Config:
     return Config.from_table(table(out, rounds, record, run, **sections))
+
+
+def local_gda_limit(problem: Saddle, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the limit (x, y) of noise-free Local-GDA with q local steps per round, ``[d]`` float64.
+
+    In each coordinate the operator of client k is H_k z - (0, b_k), with the zero z_k*. Hence q steps with
+    D = diag(η_x, η_y) map z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, whose average over the clients
+    has one fixed point.
+    """
+    t, b, eye, one = problem._t, problem._b, np.eye(2), np.ones_like(problem._t)
+    H = np.stack([problem.tau * one, -t, t, one], axis=1).reshape(-1, 2, 2)
+    P = np.linalg.matrix_power(eye - np.diag([eta_x, eta_y]) @ H, q)
+    zero = np.linalg.solve(H, np.stack([np.zeros_like(b), b], axis=1))
+    x, y = np.linalg.solve(eye - P.mean(axis=0), ((eye - P) @ zero).mean(axis=0))
+    return torch.from_numpy(x), torch.from_numpy(y)

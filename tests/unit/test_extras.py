@@ -13,7 +13,7 @@ import pytest
 from small_job import LIMIT
 
 import mpifed
-from mpifed.base.extras import EXTRAS, MissingExtra
+from mpifed.base.errors import EXTRAS, MissingExtra
 from mpifed.parallel.world import world
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from saddle_job import config
 
 import mpifed
 from mpifed import resume, run
+from mpifed.base.errors import format_ranges
 from mpifed.parallel.comm import SerialComm
 from mpifed.running import checkpointing
 from mpifed.running.checkpointing import CheckpointManager
@@ -170,7 +171,7 @@ def test_damaged_rows_are_reported_and_affect_no_other_row(out, tmp_path, capsys
         result = resume(place, [f"rounds={ROUNDS + 3}"], COMM)
         output = capsys.readouterr().err
         assert "from round 9" in output and ("are lost" in output) == bool(lost), output
-        assert not lost or f"iterates of rounds {history.format_ranges(lost)} are lost" in output, output
+        assert not lost or f"iterates of rounds {format_ranges(lost, ' to ')} are lost" in output, output
         for found in (result, mpifed.load(place)):
             kept = [r for r in range(ROUNDS + 4) if r not in lost or r == ROUNDS]  # totals in the checkpoint
             assert found.costs["round"].tolist() == kept
@@ -204,9 +205,7 @@ def test_missing_history(out, make, capsys):
 
 
 def test_ranges():
-    assert (
-        history.format_ranges([3]) == "3" and history.format_ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
-    )
+    assert format_ranges([3]) == "3" and format_ranges([0, 1, 2, 5, 7, 8], " to ") == "0 to 2, 5, 7 to 8"
 
 
 def test_restored_folder_has_valid_older_checkpoints(whole, tmp_path, at):

@@ -37,7 +37,7 @@ USERS = {
     "rich": ("base/console.py", "report/", "diagnostics/", "cli/"),
     "click": ("cli/",),
     "optuna": ("tuning/proposals.py",),
-    "safetensors": ("simulation/setup.py", "storage/export.py"),
+    "safetensors": ("simulation/setup.py", "cli/export.py"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import drawn
 import numpy as np
 import pytest
 from games import Game
@@ -13,7 +14,6 @@ from mpifed.algorithms import FGDA, LSGD, LocalSGDA
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import Markov, Participation, inclusion_probabilities, read_trace
 from mpifed.core.streams import Stream
-from mpifed.parallel.placement import Cohort
 from mpifed.simulation.coordinator import Participants
 
 SEED = 7
@@ -40,7 +40,7 @@ def within(counts, chances, draws):
 
 def test_default_availability_is_uniform():
     for size in (1, 3, 5):
-        wanted = [Cohort.sample(SEED, r, 5, size).tolist() for r in range(1, 7)]
+        wanted = [drawn.cohort(SEED, r, 5, size).tolist() for r in range(1, 7)]
         assert selected(cohort=size) == selected(cohort=size, availability="uniform") == wanted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,6 @@ from mpifed.algorithms.composition import _bounded
 from mpifed.core.noise import Gaussian
 from mpifed.core.records import within_round
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.placement import Cohort
 from mpifed.simulation.simulation import Simulation
 
 #: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
@@ -60,7 +60,7 @@ def test_a_repeated_phase(tmp_path, T, weights, cohort, group):
     (x, y), expected = start_of(game, 1), []
     weight = sizes(game) if weights == "samples" else np.ones(CLIENTS)
     for r in (1, 2, 3):
-        members = Cohort.sample(1, r, CLIENTS, cohort or CLIENTS)
+        members = drawn.cohort(1, r, CLIENTS, cohort or CLIENTS)
         share = weight[members] / weight[members].sum()
         for j in range(T):
             x = x - 0.1 * sum(w * grad(k, x, y, (r, j))[0] for w, k in zip(share, members))

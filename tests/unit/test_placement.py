@@ -3,6 +3,7 @@
 from itertools import combinations, combinations_with_replacement
 from types import SimpleNamespace
 
+import drawn
 import numpy as np
 import pytest
 from games import Game
@@ -113,7 +114,7 @@ def test_even_placement_gives_every_client_one_rank(clients, ranks):
 @given(st.integers(1, 20), st.integers(1, 6), st.data())
 def test_ranks_share_a_cohort(clients, ranks, data):
     size, r = data.draw(st.integers(1, clients)), data.draw(st.integers(1, 100))
-    members = Cohort.sample(3, r, clients, size)
+    members = drawn.cohort(3, r, clients, size)
     assert len(set(members.tolist())) == size and members.min() >= 0 and members.max() < clients
     placement, weights = Placement(clients, ranks), np.arange(1.0, clients + 1)
     cohorts = [Cohort(members, placement, rank, weights) for rank in range(ranks)]
@@ -125,5 +126,5 @@ def test_ranks_share_a_cohort(clients, ranks, data):
 
 def test_cohorts_are_uniform():
     """2,000 rounds of 3 of 7: the number of rounds per client has mean 857 and standard deviation 22."""
-    counts = np.bincount(np.concatenate([Cohort.sample(0, r, 7, 3) for r in range(2000)]), minlength=7)
+    counts = np.bincount(np.concatenate([drawn.cohort(0, r, 7, 3) for r in range(2000)]), minlength=7)
     assert (abs(counts - 6000 / 7) < 110).all()

@@ -128,8 +128,19 @@ def test_other_job(done, change, difference):
     with pytest.raises(ValueError) as error:
         opened(done[1], Config.from_table(table(done[1], record=["x"]) | change))
     message = str(error.value)
-    assert "contains a checkpoint of another job: " in message and difference in message, message
+    assert "contains a checkpoint of AdaFGDA on Saddle, another job: " in message and difference in message, (
+        message
+    )
     assert "rounds is" not in message and "run.out is" not in message, message
+
+
+def test_message_of_another_job_is_short(done):
+    """It lists the names of method and problem and one further setting."""
+    other = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "FiniteMax", "clients": 4}, "seed": 1}
+    with pytest.raises(
+        ValueError, match=r"algorithm\.name is .*; problem\.name is .*; \w+ is .*; \d+ more dif"
+    ):
+        opened(done[1], Config.from_table(table(done[1], record=["x"]) | other))
 
 
 def test_settings_that_may_change(done):
@@ -181,9 +192,7 @@ def test_more_rounds_need_a_checkpoint(without_checkpoints):
 
 def test_other_job_without_checkpoints(without_checkpoints):
     folder = without_checkpoints
-    expect_refusal(
-        folder, "contains a run of another job: seed is 0 in the stored run and 1 in this job: choose", seed=1
-    )
+    expect_refusal(folder, "another job: seed is 0 in the stored run and 1 in this job: choose", seed=1)
     assert not is_done(Folder(folder), config(folder, record=["x"], seed=1))
 
 
@@ -193,6 +202,13 @@ def test_stopping_rule_is_final_until_it_changes(tmp_path):
     assert list(run(stopped, COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, [], COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, ["stop.at_most=1e-9"], COMM).costs["round"]) == list(range(7))
+
+
+def test_larger_time_budget_continues_the_run(tmp_path, capsys):
+    end = run(config(tmp_path, stop={"seconds": 1e-9}), COMM).end
+    assert resume(tmp_path, [], COMM).end == end
+    assert "1e-09 s used up; a larger stop.seconds continues the run" in capsys.readouterr().err
+    assert list(resume(tmp_path, ["stop.seconds=1e9"], COMM).costs["round"]) == list(range(7))
 
 
 def test_end_in_old_checkpoints_has_no_keyword(done):
