@@ -53,9 +53,7 @@ def without_steps(name: str):
     """The method with steps that do not change the point."""
     method, options = OPTIONS.get(name, (name, {}))
     settings, none = METHODS[method]
-    return build(
-        ALGORITHMS[method], {**settings, **(TINY[method] if none is None else none), **options}, method
-    )
+    return build(ALGORITHMS[method], settings | (TINY[method] if none is None else none) | options, method)
 
 
 class Comparing(Observer):
