@@ -45,8 +45,7 @@ LARGE = {
     [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000}), ("MatrixGame", {"clients": 10_000})],
 )
 def test_constants_match_the_estimate(name, settings):
-    """The estimate must not exceed the peak, or jobs that fit would be rejected; and it must be at least half
-    of the peak to be useful."""
+    """An estimate above the peak would reject jobs that fit, and one below half of it would be useless."""
     made = build(PROBLEMS[name], settings, name)
     tracemalloc.start()
     made.prepare(0)
@@ -113,8 +112,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
 
 
 def test_noise_and_rows_are_not_drawn_at_the_same_time():
-    """4 vectorised clients with 2 steps. An element of noise needs 40 bytes, a row 20, and rows
-    are drawn for as many rounds as have 2^14 rows."""
+    """An element of noise needs 40 bytes, a row 20; rows are drawn for as many rounds as have 2^14 rows."""
 
     def samples(d, batch_size, noise):
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})

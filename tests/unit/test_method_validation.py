@@ -180,11 +180,8 @@ def test_declarations(changes, words, screen):
 def test_one_line_per_error():
     with pytest.raises(ConfigError) as error:
         configuration(bad(shared=3, client=4, steps="q"))
-    assert [line.split()[0] for line in str(error.value).splitlines()] == [
-        "Bad.shared",
-        "Bad.client",
-        "Bad.steps",
-    ]
+    lines = str(error.value).splitlines()
+    assert [line.split()[0] for line in lines] == ["Bad.shared", "Bad.client", "Bad.steps"]
 
 
 @pytest.mark.parametrize("name", ["buffer", "layout", "rows", "joined", "pop_accesses", "_x"])
