@@ -181,9 +181,7 @@ def test_more_rounds_need_a_checkpoint(without_checkpoints):
 
 def test_other_job_without_checkpoints(without_checkpoints):
     folder = without_checkpoints
-    expect_refusal(
-        folder, "contains a run of another job: seed is 0 in the stored run and 1 in this job: choose", seed=1
-    )
+    expect_refusal(folder, "contains a run of another job: seed is 0 in the stored run and 1 in this", seed=1)
     assert not is_done(Folder(folder), config(folder, record=["x"], seed=1))
 
 
@@ -310,15 +308,10 @@ def test_checkpoint_with_settings_of_another_version(without_results, section, k
 
     for r in (2, 4, 6):
         rewrite(folder, change, r)
-    with pytest.raises(
-        ConfigError, match=f"the settings stored in .*, by mpifed {__version__}, are inv"
-    ) as e:
+    with pytest.raises(ConfigError, match=f"the settings stored in .*, by mpifed {__version__}, .*'{key}'"):
         resume(folder, [], COMM)
-    assert repr(key) in str(e.value)
     if section != "run":
-        with pytest.raises(
-            CollectiveError, match=rf"{section}\.{key} is 7 in the stored run and not set in this job"
-        ):
+        with pytest.raises(CollectiveError, match=rf"{section}\.{key} is 7 in the stored run and not set in"):
             run(job(folder), COMM)
 
 
@@ -344,9 +337,7 @@ def test_results_with_settings_of_another_version(without_checkpoints, done):
         stored_settings(algorithm=done[0].config["algorithm"] | {"omega": 7})(file)
     with pytest.raises(ConfigError, match="algorithm has no setting 'omega'"):
         resume(folder, [], COMM)
-    with pytest.raises(
-        CollectiveError, match=r"another job: algorithm\.omega is 7 in the stored run and not set in this job"
-    ):
+    with pytest.raises(CollectiveError, match=r"another job: algorithm\.omega is 7 in the stored run"):
         run(job(folder), COMM)
 
 
