@@ -34,7 +34,6 @@ LONGEST = (
     "test_disk.py",
     "test_own_data.py",
     "test_command_line.py",
-    "test_problem_gradients.py",
 )
 
 

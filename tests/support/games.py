@@ -18,6 +18,7 @@ from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 DX, DY = 3, 2
@@ -120,6 +121,15 @@ def configuration(
         participation={"cohort": cohort, "weights": weights},
         run=settings,
     )
+
+
+def started(config, rounds=0) -> Simulation:
+    """Return the simulation of a job in one process after its start and some rounds."""
+    simulation = Simulation.from_settings(config, SerialComm())
+    simulation.start()
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
 
 
 def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:

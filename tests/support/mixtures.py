@@ -9,7 +9,7 @@ import drawn
 import torch
 from games import DX
 
-from mpifed import Blocks, Minimax, Minimisation, Sets
+from mpifed import Blocks, Minimax, Sets
 from mpifed.core.sets import Simplex
 from mpifed.core.streams import generator
 from mpifed.problems import QuadraticMixture
@@ -73,28 +73,6 @@ def losses_of(problem: LogCosh, seed: int, batch_size: int):
         return x / 2 + (torch.tanh(a @ x - b[:, 0])[:, None] * a).mean(0)
 
     return loss, slope
-
-
-@dataclass
-class MeanLoss(Minimisation):
-    """The mean of the losses, a minimisation."""
-
-    clients: int = 5
-
-    def prepare(self, seed, data_dir=None):
-        self.mixture = LogCosh(clients=self.clients)
-        self.mixture.prepare(seed)
-        self.client_data = self.mixture.client_data
-
-    def variables(self):
-        return Blocks(x={"x": (DX,)})
-
-    def initial(self, rng):
-        return {"x": self.mixture.initial(rng)["x"]}
-
-    def loss(self, x, batch):
-        uniform = {"weights": torch.full((self.clients,), 1 / self.clients, dtype=torch.float64)}
-        return self.mixture.loss(x, uniform, batch)
 
 
 class Undeclared(QuadraticMixture):

@@ -8,15 +8,14 @@ import drawn
 import pytest
 from baselines import Half
 from fields import Field
-from games import DX, DY, Game, configuration
+from games import DX, DY, Game, configuration, started
 from identity_games import ROUNDING, VISIBLE, Affine, distance, path
 
 from mpifed import L1, Algorithm, Compression, Config, ConfigError, Phase, Record, compress, compressed
 from mpifed.algorithms import MASHA1, MASHA2, ExtraSGD, LocalSGDA
-from mpifed.core.compression import QSGD, Message, RandK, TopK
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.core.compression import QSGD, RandK, TopK
+from mpifed.parallel.comm import CollectiveError
 from mpifed.problems import L1BoxBilinear
-from mpifed.simulation.simulation import Simulation
 
 RAND_2, TOP_2 = {"name": "rand-k", "ratio": 0.4}, {"name": "top-k", "ratio": 0.4}  # 2 of 5 entries
 EXACT = {"noise": None, "batch_size": 0}
@@ -28,34 +27,22 @@ def masha(cls=MASHA1, rule=None, server="same", **settings):
     return cls(**{"gamma": ETA, "tau": 0.5, "compression": rule, "server_compression": server} | settings)
 
 
+@pytest.mark.parametrize("cls", [MASHA1, MASHA2])
 @pytest.mark.parametrize("reference, near", [("new", True), ("old", False)])
-def test_without_compression_and_tau_masha1_is_extragradient(reference, near):
-    left = path(masha(tau=0, reference=reference), Game(), **EXACT)
+def test_without_compression_and_tau_it_is_extragradient(cls, reference, near):
+    left = path(masha(cls, tau=0, reference=reference), Game(), **EXACT)
     gap = distance(left, path(ExtraSGD(eta=ETA), Game(), **EXACT))
     assert gap < ROUNDING if near else gap > VISIBLE
-
-
-def test_without_compression_masha2_is_masha1():
-    assert distance(path(masha(MASHA2), Game()), path(masha(), Game())) < ROUNDING
-    assert distance(path(masha(MASHA2, RAND_2), Game()), path(masha(rule=RAND_2), Game())) > VISIBLE
-
-
-def gap_after(method, rounds, message=None) -> float:
-    """Return the distance from the saddle point of a game with unequal Jacobians, without noise."""
-    config = configuration(method, Affine(clients=3, common=False), "unused", rounds=rounds, **EXACT)
-    config = config.model_copy(update={"record": (), "message": message or Message()})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(rounds):
-        simulation.step()
-    return float((simulation.point() - simulation.problem.problem.saddle()).abs().max())
 
 
 #: The slowest of these rounds contract by 0.94; 1e-13 leaves room for rounding.
 @pytest.mark.parametrize("reference", ["new", "old"])
 @pytest.mark.parametrize("cls, rule", [(MASHA1, RAND_2), (MASHA2, TOP_2)])
 def test_the_limit_is_exact_with_compression_in_both_directions(cls, rule, reference):
-    assert gap_after(masha(cls, rule, reference=reference, gamma=0.1), 600) < 1e-13
+    """The saddle point of a game with unequal Jacobians, without noise."""
+    method = masha(cls, rule, reference=reference, gamma=0.1)
+    simulation = started(configuration(method, Affine(clients=3, common=False), "unused", **EXACT), 600)
+    assert (simulation.point() - simulation.problem.problem.saddle()).abs().max() < 1e-13
 
 
 def test_the_limit_with_a_convex_part_does_not_depend_on_the_step_size():
@@ -67,20 +54,11 @@ def test_the_limit_with_a_convex_part_does_not_depend_on_the_step_size():
     assert abs(one - other).max() < 1e-9 and abs(one - without).max() > VISIBLE
 
 
-@pytest.mark.parametrize("rule", [RAND_2, TOP_2])
-def test_extragradient_with_compressed_operators_stops_at_a_floor(rule):
-    message = Message(compression=rule)
-    assert gap_after(ExtraSGD(eta=0.1), 150) < 1e-7
-    assert min(gap_after(ExtraSGD(eta=0.1), rounds, message) for rounds in (140, 150)) > VISIBLE
-
-
 @pytest.mark.parametrize("cls, rule, bytes", [(MASHA1, RAND_2, 24), (MASHA2, TOP_2, 24), (MASHA1, None, 40)])
 def test_all_operators_cost_bytes_only_in_rounds_with_a_new_reference_point(cls, rule, bytes):
     """A round takes 2 values of 8 bytes with indices of 4 bytes in each direction, and all 5 values with its
     coin; their mean and the point are downloaded in the round after it."""
-    config = configuration(masha(cls, rule), Game(clients=CLIENTS), "unused", noise=0)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    simulation = started(configuration(masha(cls, rule), Game(clients=CLIENTS), "unused", noise=0))
     costs, new, coins = simulation.rounds.costs, 1, []
     totals = [costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls]
     assert totals == [40 * CLIENTS, 40 * CLIENTS, 1, CLIENTS]  # the starting point is sent
@@ -105,24 +83,12 @@ def job(method, problem=None, **settings):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (
-            lambda: masha(rule=TOP_2),
-            "compression: expected an unbiased compression such as rand-k, got top-k",
-        ),
+        (lambda: masha(rule=TOP_2), "compression: expected an unbiased compression .*, got top-k"),
         (lambda: masha(server=TOP_2), "server_compression: expected an unbiased compression"),
-        (
-            lambda: job(masha(), message={"compression": RAND_2}),
-            "MASHA1 compresses its own messages: leave message.compression out",
-        ),
+        (lambda: job(masha(), message={"compression": RAND_2}), "leave message.compression out"),
         (lambda: job(masha(), participation={"cohort": 2}), "MASHA1 is defined for full participation only"),
-        (
-            lambda: job(masha(MASHA2), L1BoxBilinear(clients=CLIENTS)),
-            "L1BoxBilinear has a convex part .*, which MASHA2 would ignore",
-        ),
-        (
-            lambda: path(masha(MASHA2), Game(ball=0.3)),
-            "MASHA2 would ignore its set of y: it needs a method with constrained = True",
-        ),
+        (lambda: job(masha(MASHA2), L1BoxBilinear()), "a convex part .*, which MASHA2 would ignore"),
+        (lambda: path(masha(MASHA2), Game(ball=0.3)), "MASHA2 would ignore its set of y: it needs a method"),
     ],
 )
 def test_combinations_that_are_refused(make, words):
@@ -182,10 +148,7 @@ class Compressing(Algorithm):
 )
 def test_a_user_defined_method_compresses_its_messages(problem, sizes, rule):
     """The y of a problem without y has no elements and costs no bytes."""
-    simulation = Simulation.from_settings(
-        configuration(Compressing(rule), problem(clients=CLIENTS), "unused"), SerialComm()
-    )
-    simulation.start()
+    simulation = started(configuration(Compressing(rule), problem(clients=CLIENTS), "unused"))
     before = simulation.point().clone()
     simulation.step()
     assert (simulation.point() - before).abs().max() > VISIBLE

@@ -9,6 +9,7 @@ import scipy.special  # noqa: F401  before memory is traced: normal numbers load
 import torch
 from commands import error_of
 from everything import PAIRS, SETTINGS, method, problem
+from games import started
 
 from mpifed import Config
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
@@ -44,8 +45,7 @@ LARGE = {
     [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000}), ("MatrixGame", {"clients": 10_000})],
 )
 def test_constants_match_the_estimate(name, settings):
-    """The estimate must not exceed the peak, or jobs that fit would be rejected; and it must be at least half
-    of the peak to be useful."""
+    """An estimate above the peak would reject jobs that fit, and one below half of it would be useless."""
     made = build(PROBLEMS[name], settings, name)
     tracemalloc.start()
     made.prepare(0)
@@ -61,9 +61,8 @@ def test_constants_match_the_estimate(name, settings):
 @pytest.mark.parametrize("group", [1, 4, "all"])
 def test_records_match_the_estimate(work, group, reduction):
     problem_ = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
-    config = Config(
-        algorithm=work, problem=problem_, run={"reduction": reduction, "group": group, "dtype": "float64"}
-    )
+    run = {"reduction": reduction, "group": group, "dtype": "float64"}
+    config = Config(algorithm=work, problem=problem_, run=run)
     simulation = Simulation.from_settings(config, SerialComm())
     rounds, parts = simulation.rounds, memory_needs(config, simulation.problem, 9, 9)
     stages = [*rounds._stages, *rounds._start]
@@ -103,8 +102,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
     work, of = LocalSGDA(q=3, eta_x=0.01, eta_y=0.01), Saddle(d=4, clients=9)
     oracle = {"batch_size": 5, "noise": {"name": "gaussian", "scale": 0.1}}
     config = Config(algorithm=work, problem=of, oracle=oracle, run={"group": group})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    simulation = started(config)
     monkeypatch.setattr(sampling, "Stream", noted)
     for _ in range(3):  # the first round does not know the number of samples
         simulation.step()
@@ -114,8 +112,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
 
 
 def test_noise_and_rows_are_not_drawn_at_the_same_time():
-    """4 vectorised clients with 2 steps. An element of noise needs 40 bytes, a row 20, and rows
-    are drawn for as many rounds as have 2^14 rows."""
+    """An element of noise needs 40 bytes, a row 20; rows are drawn for as many rounds as have 2^14 rows."""
 
     def samples(d, batch_size, noise):
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})
@@ -129,24 +126,12 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
     assert samples(1000, 3, True) == 4 * 2 * (2 * 1000) * 40 > rows
 
 
-def test_noise_of_many_clients_and_steps_fits():
-    """The noise of 100 steps of 1,000 clients with 100,000 elements is 400 GB, but is not drawn at once."""
-    work = LocalSGDA(q=100, eta_x=0.01, eta_y=0.01)
-    oracle = {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}
-    config = Config(algorithm=work, problem=Saddle(d=50_000, clients=1000), oracle=oracle)
-    assert memory_needs(config, config.problem, 1000, 1000)["samples"] < 2**26
-
-
 @pytest.mark.parametrize(
     "problem_, settings, error",
     [
         (Saddle(d=2 * 10**9), {}, "1,490.1 GiB for the problem's constants"),
         (Saddle(clients=10**11), {}, "needs at least"),
-        (
-            Saddle(clients=10_000, d=5 * 10**7),
-            {},
-            "a smaller problem (problem.d = 50,000,000, problem.clients =",
-        ),
+        (Saddle(clients=10_000, d=5 * 10**7), {}, "a smaller problem (problem.d = 50,000,000, problem.clie"),
         (Saddle(clients=2**63 - 1, d=2**63 - 1), {}, "TiB of memory with 1 rank on the node"),
         (Saddle(), {"oracle": {"batch_size": 10**18}}, "or a smaller oracle.batch_size"),
         *(
@@ -204,9 +189,7 @@ def test_info_rejects_a_problem_that_does_not_fit(tmp_path, monkeypatch):
 def test_check_rejects_a_problem_that_does_not_fit(capsys):
     assert not check_class("Saddle", ["d=2000000000"], SerialComm())
     (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
-    assert (
-        "Saddle with 20 clients needs at least 1,490.1 GiB of memory with 1 rank on this machine" in failure
-    )
+    assert "Saddle with 20 clients needs at least 1,490.1 GiB of memory with 1 rank on this" in failure
 
 
 def test_records_of_all_ranks_of_a_node_are_counted(monkeypatch):
@@ -222,15 +205,6 @@ def test_records_of_all_ranks_of_a_node_are_counted(monkeypatch):
     comm.local_size = 2
     with pytest.raises(ValueError, match="with 2 ranks on the node, .* MiB for the clients' records"):
         state.expect_memory(config, comm, cpu)
-
-
-@pytest.mark.parametrize("one, other", PAIRS)
-def test_small_jobs_fit(one, other):
-    made = problem(other)
-    if made.footprint():
-        config = Config(algorithm=method(one), problem=made)
-        assert made.footprint() < 2**20
-        state.expect_memory(config, SerialComm(), torch.device("cpu"))
 
 
 def test_the_memory_of_this_machine(tmp_path, monkeypatch):

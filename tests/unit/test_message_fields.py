@@ -53,9 +53,7 @@ def without_steps(name: str):
     """The method with steps that do not change the point."""
     method, options = OPTIONS.get(name, (name, {}))
     settings, none = METHODS[method]
-    return build(
-        ALGORITHMS[method], {**settings, **(TINY[method] if none is None else none), **options}, method
-    )
+    return build(ALGORITHMS[method], settings | (TINY[method] if none is None else none) | options, method)
 
 
 class Comparing(Observer):
@@ -68,9 +66,7 @@ class Comparing(Observer):
         for name in communicated_fields(record):
             if name not in shared or not getattr(shared, name).numel():  # a problem without y
                 continue
-            assert not isinstance(record.fields[name], Stored), (
-                f"{name} is a change, but shared has a field {name}"
-            )
+            assert not isinstance(record.fields[name], Stored), f"{name} is a change, and a field of shared"
             sent, field = getattr(stage.mean, name), getattr(shared, name)
             assert served is None or field.norm() > 1e-6, f"{name} is 0, so the comparison is void"
             torch.testing.assert_close(sent, field, rtol=1e-6, atol=1e-9, msg=lambda text: f"{name}: {text}")
@@ -78,8 +74,7 @@ class Comparing(Observer):
 
 @pytest.mark.parametrize("name", [*(name for name in METHODS if name not in LARGE), *OPTIONS])
 def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
-    """One client without noise and without steps: estimates converge and their changes vanish, so a change
-    with the name of the field would differ from it."""
+    """Estimates of one client without noise converge and their changes vanish, so changes would differ."""
     family = ALGORITHMS[OPTIONS.get(name, (name,))[0]].family
     problems = {
         "minimax": Game(clients=1), "operator": Game(clients=1), "minimisation": Half(clients=1),

@@ -1,14 +1,10 @@
 """Settings of FGDA, the "+", momentum and Fed-Norm methods that are inconsistent; cohorts that need masks."""
 
-import numpy as np
 import pytest
-from games import Game, configuration, trace
 
 from mpifed import Config
 from mpifed.algorithms import FGDA, FedNormSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.base.errors import ConfigError
-from mpifed.core.oracle import Oracle
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
 RATES = dict(eta_x=0.05, eta_y=0.04)
@@ -44,15 +40,3 @@ def test_largest_allowed_weights():
     MomentumLocalSGDA(q=2, alpha=0.1, beta_x=10.0, beta_y=10.0, **RATES)
     MomentumLocalSGDA(q=2, alpha=STAIRS, beta_x=0.5, beta_y=0.5, **RATES)
     FGDA(q=2, eta=1.0, project_y="step")
-
-
-@pytest.mark.parametrize("tau, group, masked", [
-    (3, "all", False), ((3,) * 4, "all", False), ((1, 2, 3, 1), 1, False), ((3, 3, 1, 1), 2, False),
-    ((1, 2, 3, 1), "all", True),
-])  # fmt: skip
-def test_clients_with_equal_numbers_of_steps_need_no_masks(tmp_path, monkeypatch, tau, group, masked):
-    asked, steps = [], Oracle.steps
-    monkeypatch.setattr(Oracle, "steps", lambda self, tau: asked.append(tau) or steps(self, tau))
-    config = configuration(FedNormSGDA(tau=tau, **NORMED), Game(clients=4), tmp_path, group=group)
-    path, _ = trace(config, SerialComm())
-    assert bool(asked) == masked and np.isfinite(path).all()

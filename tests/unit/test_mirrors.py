@@ -1,20 +1,17 @@
 """Mirror maps: their properties, the problems for which they are defined, and the matrix game."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 from fields import Field
-from games import Game, configuration
+from games import Game, configuration, started
 
-from mpifed import Config, resume, run
+from mpifed import Config, run
 from mpifed.algorithms import FedDualAvg, FeDualEx, LocalDualExtrapolation
 from mpifed.base.errors import ConfigError
 from mpifed.core.sets import L1, Ball, Blockwise, Entropy, Euclidean, Indicator, Separable, Sets, Simplex
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import MatrixGame
-from mpifed.simulation.simulation import Simulation
 
 SIMPLEX = Indicator(Simplex(2.0))
 TWO = Separable({"x": SIMPLEX, "y": L1(lam=0.5)}, (3, 2))
@@ -117,9 +114,8 @@ class Long(Fair):
 )  # fmt: skip
 @pytest.mark.parametrize("cls, step", [(LocalDualExtrapolation, {"eta": 0.1}), (FedDualAvg, {"eta_c": 0.1})])
 def test_mirror_maps_without_their_sets_are_rejected(problem, mirror, error, cls, step):
-    config = configuration(cls(K=2, mirror=mirror, **step), problem, "unused")
     with pytest.raises(CollectiveError) as raised:
-        Simulation.from_settings(config, SerialComm())
+        started(configuration(cls(K=2, mirror=mirror, **step), problem, "unused"))
     assert error in str(raised.value) and f"{cls.__name__}: mirror" in str(raised.value)
 
 
@@ -147,32 +143,12 @@ def test_mirror_maps_in_job_files(tmp_path, mirror):
     assert run(config, SerialComm()).point["z"].shape == (5,)
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("method", [
-    LocalDualExtrapolation(K=2, eta=0.1, mirror="entropy"), FeDualEx(K=2, eta_c=0.1, mirror="entropy"),
-])  # fmt: skip
-def test_a_resumed_run_is_bitwise_identical(tmp_path, method, rounds):
-    """Only the first round computes the dual of the starting point."""
-    settings = dict(rounds=3, checkpoint_every=1, keep=9, noise=0.1, batch_size=1)
-    problem = MatrixGame(dx=3, dy=2, clients=2, start="random")
-    config = configuration(method, problem, tmp_path / "whole", **settings)
-    whole = run(config.model_copy(update={"record": ()}), SerialComm()).point["z"]
-    (tmp_path / "part").mkdir()
-    shutil.copy(
-        tmp_path / "whole" / f"checkpoint-{rounds:08}.h5", tmp_path / "part"
-    )  # without its marker file
-    assert torch.equal(resume(str(tmp_path / "part"), comm=SerialComm()).point["z"], whole)
-
-
 def test_entropy_on_one_block_of_a_minimax_problem():
     """y stays inside its simplex; x is as with the Euclidean map until the difference in y affects it."""
     points = []
     for mirror in (Euclidean(), Blockwise(y="entropy")):
         method = FedDualAvg(K=1, eta_c=0.1, mirror=mirror)
-        simulation = Simulation.from_settings(configuration(method, Fair(), "unused"), SerialComm())
-        simulation.start()
-        simulation.step()
-        points.append(simulation.point().clone())
+        points.append(started(configuration(method, Fair(), "unused"), 1).point())
     plain, other = points
     torch.testing.assert_close(plain[:3], other[:3], rtol=0, atol=0)
     assert (plain[3:] - other[3:]).abs().max() > 1e-3 and other[3:].min() > 0
@@ -226,9 +202,7 @@ def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
     game.prepare(1)
     eta = 0.1**0.5 / getattr(game, constant)
     method = LocalDualExtrapolation(K=1, eta=eta, mirror=mirror)
-    config = configuration(method, game, "unused", batch_size=0, noise=0)
-    simulation, gaps = Simulation.from_settings(config, SerialComm()), []
-    simulation.start()
+    simulation, gaps = started(configuration(method, game, "unused", batch_size=0, noise=0)), []
     for _ in range(200):
         simulation.step()
         gaps.append(game.gap(simulation.output.buffer.numpy()))

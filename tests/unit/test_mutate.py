@@ -12,16 +12,12 @@ mutate.__spec__.loader.exec_module(mutate)
 
 def items(*places):
     """Work items as cosmic-ray's, each a path, a line and an operator."""
-    return [
-        SimpleNamespace(
-            mutations=[
-                SimpleNamespace(
-                    module_path=Path(path), start_pos=(line, 4), operator_name=operator, occurrence=0
-                )
-            ]
-        )
-        for path, line, operator in places
-    ]
+
+    def item(path, line, operator):
+        place = dict(module_path=Path(path), start_pos=(line, 4), operator_name=operator, occurrence=0)
+        return SimpleNamespace(mutations=[SimpleNamespace(**place)])
+
+    return [item(*place) for place in places]
 
 
 def test_a_draw_has_one_mutant_per_line_and_depends_on_the_seed_alone():
@@ -38,7 +34,5 @@ def test_the_quickest_tests_that_reach_the_line_within_the_budget():
     seconds = {"a": 50.0, "b": 20.0, "c": 1.0, "d": 100.0}
     assert mutate.select(contexts, {1}, seconds) == ["c", "b"]
     assert mutate.select(contexts, {2}, seconds) == ["d"], "one at least"
-    assert mutate.select(contexts, {9}, seconds) == ["c", "b"], (
-        "a line that runs at import: the module's tests"
-    )
+    assert mutate.select(contexts, {9}, seconds) == ["c", "b"], "a line that runs at import"
     assert mutate.select({1: [""]}, {1}, seconds) == []

@@ -108,6 +108,8 @@ def test_commands_exit_quietly_if_the_output_is_closed(tmp_path, monkeypatch, wo
 def test_scripts_exit_quietly_if_the_output_is_closed(monkeypatch, script):
     monkeypatch.syspath_prepend(str(script.parent))
     words = PRINTING.get(script.name, ["--help"])
-    assert (
-        code_of(monkeypatch, lambda: runpy.run_path(str(script), run_name="__main__"), script, *words) == 141
-    )
+
+    def program():
+        runpy.run_path(str(script), run_name="__main__")
+
+    assert code_of(monkeypatch, program, script, *words) == 141

@@ -60,29 +60,21 @@ def make(folder, rule=Rule(), figure=b""):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The page of two methods, one with two settings, three seeds, a diverged run, and hostile names.
-
-    FGDA is evaluated every fourth round, CDMA every fifth.
-    """
+    """The page of two methods, one with two settings, three seeds, a diverged run, and hostile names."""
     folder = tmp_path_factory.mktemp("runs")
     problem = {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}
+    kinds = [("g", "FGDA", 0.1, 50), ("h", "FGDA", 0.2, 50), ("<i>", "CDMA", 0.3, 60)]
     for seed in range(3):
-        for name, method, gamma, slope in (
-            ("g", "FGDA", 0.1, 50),
-            ("h", "FGDA", 0.2, 50),
-            ("<i>", "CDMA", 0.3, 60),
-        ):
+        for name, method, gamma, slope in kinds:
             algorithm = {"gamma": gamma} if method == "FGDA" else {}
-            path = write(
-                folder / f"{name}{seed}",
-                method,
+            settings = dict(
                 every=4 if method == "FGDA" else 5,
                 stopped="non-finite value in round 20" if (name, seed) == ("h", 1) else "all 20 rounds done",
                 config={"seed": seed, "algorithm": algorithm, "problem": problem},
                 maximised=["auc"],
-                error=decay(gamma),
-                auc=lambda r, seed=seed, slope=slope: 0.5 + (seed + r) / slope,
             )
+            metrics = dict(error=decay(gamma), auc=lambda r, seed=seed, slope=slope: 0.5 + (seed + r) / slope)
+            path = write(folder / f"{name}{seed}", method, **settings, **metrics)
         with edited(path / "run.h5") as file:
             file["holdings"] = np.array([[3, 4], [5, 6]])
             file["holdings"].attrs["classes"] = json.dumps(["cat", "dog"])
@@ -142,16 +134,8 @@ def test_tables_and_their_explanation(text):
     assert "10 ± 0" in read.cells and "16 ± 0" in read.cells
     assert "9 runs, 3 settings, 2 methods, 1 ended in non-finite values" in read.text
     assert "fewest runs that end in non-finite values, then the smallest final error" in read.text
-    words = {
-        "rounds to 0.7",
-        "reached by",
-        "images.gz",
-        "ab" * 32,
-        "host 100-300 MB, GPU 0 MB",
-        "<i>0",
-        "torch",
-    }
-    assert words | {"non-finite value in round 20"} <= {*read.cells}
+    words = {"rounds to 0.7", "reached by", "images.gz", "ab" * 32, "<i>0", "torch"}
+    assert words | {"host 100-300 MB, GPU 0 MB", "non-finite value in round 20"} <= {*read.cells}
     assert '"<b>&\\"\'"' in read.text, "settings are escaped"
     explained = read.text.partition("Columns of the tables")[2]
     for column in ("diverged", "communication %", "wire bytes", "rounds to 0.7", "… final"):

@@ -177,7 +177,6 @@ def test_errors_are_found_before_anything_is_written(runs):
         ("[axes]\nbytes = 1", "[axes] bytes must be a text, got 1"), ("axes = 1", "axes must be a table"),
     ]:  # fmt: skip
         labels.write_text(text)
-        assert message in report(runs, "--latex", runs.parent / "t.tex", "--labels", labels, call=error_of), (
-            text
-        )
+        words = ("--latex", runs.parent / "t.tex", "--labels", labels)
+        assert message in report(runs, *words, call=error_of), text
     assert not (runs.parent / "out").exists() and not fig.exists()

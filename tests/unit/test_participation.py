@@ -96,10 +96,9 @@ def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size
 
 
 def test_weights_by_number_of_samples():
-    by_samples = selected(rounds=20, cohort=2, availability="weighted")  # client k has 5 + k rows
-    assert by_samples == selected(
-        rounds=20, cohort=2, availability={"name": "weighted", "weights": [5, 6, 7, 8, 9]}
-    )
+    weights = {"name": "weighted", "weights": [5, 6, 7, 8, 9]}  # client k has 5 + k rows
+    by_samples, given = (selected(rounds=20, cohort=2, availability=one) for one in ("weighted", weights))
+    assert by_samples == given
 
 
 def chain(p_off, p_on, rounds, clients=5):
@@ -143,9 +142,8 @@ def test_markov_frequencies_and_its_stationary_start():
 
 def test_dropouts_are_drawn_by_client_round_and_phase():
     drawn, everyone = participants(dropout=[0.0, 0.3, 0.3, 0.9, 1.0]), np.arange(5)
-    answers = {
-        (r, phase): drawn.participating(r, phase, everyone) for r in range(1, 1001) for phase in (0, 1)
-    }
+    every = [(r, phase) for r in range(1, 1001) for phase in (0, 1)]
+    answers = {one: drawn.participating(*one, everyone) for one in every}
     counts = np.bincount(np.concatenate(list(answers.values())), minlength=5)
     within(counts, np.array([1, 0.7, 0.7, 0.1, 0]), 2000)
     twice = sum(1 in answers[r, 0] and 1 in answers[r, 1] for r in range(1, 1001))
@@ -305,13 +303,9 @@ def test_methods_for_full_participation_refuse_partial_participation(settings):
     method = FGDA(q=2, gamma=0.01, lam=0.01)
     with pytest.raises(ConfigError, match="is defined for full participation only, .*, got participation"):
         job(method, **settings)
-    with pytest.raises(
-        ConfigError, match="because clients store x, y, w, v between rounds, got .*: leave it"
-    ):
+    with pytest.raises(ConfigError, match="because clients store x, y, w, v between rounds, got .*: leave"):
         job(method, **settings)
-    with pytest.raises(
-        ConfigError, match="LSGD is defined for full participation only, got .*: leave it out"
-    ):
+    with pytest.raises(ConfigError, match="LSGD is defined for full participation only, got .*: leave it"):
         job(LSGD(K=1, eta=0.1), **settings)
     job(method, availability={"name": "bernoulli", "probability": 1})  # equals full participation
     job(method, availability={"name": "cyclic", "blocks": 1}, dropout=0)

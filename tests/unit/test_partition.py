@@ -18,8 +18,7 @@ quick = settings(deadline=None, max_examples=40)  # no deadline: a shared machin
 
 @st.composite
 def samples(draw, classes: int = 6, least: int = 8):
-    """Labels of ``classes`` classes with at least ``least`` samples each, in random order; the upper half
-    positive."""
+    """Labels with at least ``least`` samples per class, in random order; the upper half is positive."""
     counts = draw(st.lists(st.integers(least, 3 * least), min_size=classes, max_size=classes))
     labels = np.repeat(np.arange(classes), counts)
     np.random.default_rng(draw(seeds)).shuffle(labels)

@@ -120,12 +120,7 @@ class Rotation(Operator):
 def test_problems_without_samples_of_clients_are_refused(tmp_path):
     saddle = {"name": "Saddle", "clients": 2}
     config = personalized(table(tmp_path / "run", "Saddle")) | {"problem": saddle}
-    message = (
-        r"\[personalize\]: Saddle does not define its metrics on other samples \(tested_on\): leave it out"
-    )
-    with pytest.raises(CollectiveError, match=message):
+    with pytest.raises(CollectiveError, match=r"\[personalize\]: Saddle does not define its metrics on"):
         mpifed.run(config, SerialComm())
-    with pytest.raises(
-        ConfigError, match=r"\[personalize\] is for minimax problems, but Rotation has the fam"
-    ):
+    with pytest.raises(ConfigError, match=r"\[personalize\] is for minimax problems, but Rotation has the"):
         mpifed.Simulation(Rotation(), LSGD(K=1, eta=0.1), personalize={"step_size": 0.1})

@@ -11,15 +11,13 @@ import torch
 from baselines import gradient_at
 from fields import DX as WIDTH
 from fields import Chain, P
-from games import DX, DY, Game, configuration, sizes, start_of, trace
+from games import DX, DY, Game, configuration, sizes, start_of, started, trace
 
 from mpifed import Algorithm, Blocks, Composition, Operator, Phase, Record
 from mpifed.algorithms import LESGD, LSGD, MFCGD, AdaMFCGD, LocalDualExtrapolation
-from mpifed.algorithms.composition import _bounded
 from mpifed.core.noise import Gaussian
 from mpifed.core.records import within_round
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 #: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
@@ -104,10 +102,7 @@ class Recording(Algorithm):
 def test_fields_within_a_round_start_at_zero_for_every_cohort(tmp_path, cohort, group):
     """Also for a new cohort of all clients, and for clients of the previous cohort."""
     config = configuration(Recording(), Game(clients=CLIENTS), tmp_path, cohort=cohort, group=group)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(3):
-        simulation.step()
+    simulation = started(config, 3)
     assert "note" not in simulation.clients and "rounds" in simulation.clients
     seen = {where: set() for where in ("first", "later", "fresh", "after")}
     for r, where, k, note in simulation.config.algorithm.found:
@@ -210,33 +205,12 @@ class Turned(Operator):
 def test_an_analytic_operator(tmp_path, method, group):
     """Without noise, whose sign in y would differ."""
     analytic, automatic = (
-        trace(
-            configuration(method(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group),
-            SerialComm(),
-        )
-        for problem in (Turned, Game)
+        trace(configuration(method(K=3, eta=0.05), problem, tmp_path, noise=0, group=group), SerialComm())
+        for problem in (Turned(clients=CLIENTS), Game(clients=CLIENTS))
     )
     for one, other in zip(analytic, automatic):  # points and output points
         np.testing.assert_allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
     assert np.abs(np.diff(automatic[0], axis=0)).max() > 1e-2
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_estimators_are_bounded_per_client(axes):
-    """Norms 5 and 0.5 of two clients with the bound 1: only the first is scaled."""
-    shape = (2, *[1] * (axes - 1), 2)
-    value = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).reshape(shape)
-    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4]]).reshape(shape)
-    torch.testing.assert_close(_bounded(value, 1.0, axes), expected)
-
-
-def test_bounded_estimators_are_the_same_for_the_loop_and_vectorised_clients(tmp_path):
-    method = MFCGD(**STORM, C_g=0.8, C_f=0.5, project_init=True)
-    loop, vectorised = (
-        trace(configuration(method, Chain(), tmp_path, group=group, noise=0), SerialComm())[0]
-        for group in (1, "all")
-    )
-    np.testing.assert_allclose(vectorised, loop, rtol=ROUNDING, atol=0)
 
 
 def test_records_are_compared_by_their_fields():

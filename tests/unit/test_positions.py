@@ -1,6 +1,4 @@
-"""A client's results do not depend on its position in a group: functions of torch, networks, and the check
-before the first round.
-"""
+"""A client's results do not depend on its position in a group, for functions of torch and networks."""
 
 from dataclasses import dataclass
 
@@ -104,9 +102,8 @@ def test_the_sigmoid_equals_that_of_torch(dtype):
     slopes = [torch.autograd.grad(value.sum(), values, retain_graph=True)[0] for value in (ours, theirs)]
     # 1 - σ(v) of torch loses all digits if σ(v) is almost 1.
     assert ((slopes[0] - slopes[1]).abs() <= 2 * allowed * theirs).all()
-    torch.testing.assert_close(
-        torch.func.jacfwd(position_independent(torch.sigmoid))(values.detach()).diag(), slopes[0].detach()
-    )
+    forward = torch.func.jacfwd(position_independent(torch.sigmoid))(values.detach()).diag()
+    torch.testing.assert_close(forward, slopes[0].detach())
 
 
 def test_in_place_functions_write_in_place():
@@ -247,9 +244,8 @@ class Logistic(Minimisation):
 
     def _gradients(self, x, batch):
         rows, labels = batch
-        return (
-            (self._probabilities((rows @ x.unsqueeze(-1)).squeeze(-1)) - labels).unsqueeze(-2) @ rows
-        ).squeeze(-2)
+        errors = self._probabilities((rows @ x.unsqueeze(-1)).squeeze(-1)) - labels
+        return (errors.unsqueeze(-2) @ rows).squeeze(-2)
 
 
 def job(problem, method=None, folder="unused", **settings):
@@ -267,11 +263,10 @@ def job(problem, method=None, folder="unused", **settings):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_clients_are_looped_over_if_results_depend_on_the_position(hidden, analytic, group):
     depends = hidden and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-    choice = Simulation.from_settings(
-        job(Logistic(hidden=hidden, analytic=analytic), group=group), COMM
-    ).rounds.choice
+    problem = Logistic(hidden=hidden, analytic=analytic)
+    choice = Simulation.from_settings(job(problem, group=group), COMM).rounds.choice
     assert (choice.group == 1) == depends and (POSITION in choice.note) == depends
-    fused = job(Logistic(hidden=hidden, analytic=analytic), group=4, reduction="fused")
+    fused = job(problem, group=4, reduction="fused")
     assert Simulation.from_settings(fused, COMM).rounds.choice.group == 4
 
 

@@ -4,37 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from baselines import Beside, Half, plugin
+from baselines import Beside, Half
 from everything import METHODS, method
-from games import Game, configuration, trace
+from games import configuration, trace
 
-from mpifed import Blocks, Minimax, run
-from mpifed.algorithms import (
-    ALGORITHMS,
-    CDMAADA,
-    CDMANC,
-    CDMAONE,
-    FSGDA,
-)
+from mpifed import Blocks, Minimax
+from mpifed.algorithms import ALGORITHMS, CDMAADA, CDMANC, CDMAONE
 from mpifed.parallel.comm import CollectiveError, SerialComm
 
 #: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
-ETA, K, N, COHORT = 0.04, 5, 20, 4
-
-
-@pytest.mark.parametrize("group", [1, 2, "all"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_fsgda_without_y_is_bitwise_fedavg(tmp_path, group, weights):
-    settings = dict(rounds=5, cohort=3, weights=weights, group=group)
-    ours = FSGDA(K=3, eta_xl=0.05, eta_yl=0.7, eta_xg=1.3, eta_yg=0.2)
-    paths = [
-        trace(configuration(one, Half(clients=5), tmp_path, **settings), SerialComm())[0]
-        for one in (ours, plugin("fedavg", K=3, eta=0.05, eta_g=1.3))
-    ]
-    np.testing.assert_array_equal(*paths)
-    assert np.abs(np.diff(paths[0], axis=0)).max() > 1e-2
 
 
 #: SLIPPAX's smoothing radius and the entries that MASHA keeps depend on all variables, LocalAdaSEG's step
@@ -49,21 +28,13 @@ ALONE = [
 @pytest.mark.parametrize("name", ALONE)
 def test_x_without_y_is_x_with_an_independent_y(tmp_path, name, group):
     """The noise of x is the same, because it precedes the noise of y."""
+    settings = dict(rounds=4, group=group)
     alone, beside = (
-        trace(configuration(method(name), problem(clients=4), tmp_path, rounds=4, group=group), SerialComm())[
-            0
-        ]
+        trace(configuration(method(name), problem(clients=4), tmp_path, **settings), SerialComm())[0]
         for problem in (Half, Beside)
     )
     assert alone.shape == (4, 3) and np.abs(np.diff(alone, axis=0)).max() > 1e-4
     np.testing.assert_allclose(alone, beside[:, :3], rtol=ROUNDING, atol=ROUNDING)
-
-
-def test_the_point_of_a_minimisation_has_one_block(tmp_path):
-    config = configuration(FSGDA(K=2, eta_xl=0.1, eta_yl=0.1), Half(), tmp_path)
-    result = run(config.model_copy(update={"record": ("x",)}), SerialComm())
-    assert set(result.point) == {"x"} and torch.isfinite(result.point["x"]).all()
-    assert result.parameters["x"]["u"].shape == (2,)
 
 
 CDMA = dict(K=2, eta_x=0.01, eta_y=0.01)
@@ -87,20 +58,9 @@ class Generated(Minimax):
 
 @pytest.mark.parametrize("cls", [CDMAONE, CDMAADA], ids=lambda cls: cls.__name__)
 def test_full_gradients_of_generated_samples_need_a_large_batch(tmp_path, cls):
-    error = (
-        f"Generated: {cls.__name__} needs gradients on all data of a client, but draw\\(\\) generates "
-        "samples: set algorithm.large_batch"
-    )
+    error = f"Generated: {cls.__name__} needs gradients on all data of a client, .* set algorithm.large_batch"
     with pytest.raises(CollectiveError, match=error):
         trace(configuration(cls(**CDMA), Generated(), tmp_path), SerialComm())
     for algorithm in (cls(**CDMA, large_batch=7), CDMANC(**CDMA)):
         path, _ = trace(configuration(algorithm, Generated(), tmp_path, noise=0), SerialComm())
         assert path.shape == (3, 4)
-
-
-@pytest.mark.parametrize("problem", [Game, Half])
-def test_full_gradients_of_data_need_no_large_batch(tmp_path, problem):
-    path, _ = trace(configuration(CDMAONE(**CDMA), problem(clients=3), tmp_path), SerialComm())
-    assert len(path) == 3
-    with pytest.raises(ValueError, match="large_batch"):
-        CDMAONE(**CDMA, large_batch=0)

@@ -5,15 +5,14 @@ import math
 import drawn
 import numpy as np
 import pytest
-from games import Game, configuration
+from games import Game, configuration, started
 from test_problems_without_y import Generated
 
 from mpifed.algorithms import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.core.algorithm import Now
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.simulation import Simulation
+from mpifed.parallel.comm import CollectiveError
 
 SEED, CLIENTS = 3, 4
 
@@ -51,8 +50,7 @@ def test_full_gradients_are_counted_for_the_clients_with_a_new_reference_point(t
     q, p, rounds = 0.4, 0.3, 6
     method = ProxSkipLSVRGDAFL(gamma=0.01, p=p, q=q)
     config = configuration(method, Game(clients=CLIENTS), tmp_path, seed=SEED, group=group)
-    simulation, expected = Simulation.from_settings(config, SerialComm()), CLIENTS
-    simulation.start()
+    simulation, expected = started(config), CLIENTS
     for r in range(1, rounds + 1):
         length = drawn.length(SEED, r, p)
         coins = [drawn.coin(SEED, k, r, j) < q for k in range(CLIENTS) for j in range(length)]
@@ -62,19 +60,10 @@ def test_full_gradients_are_counted_for_the_clients_with_a_new_reference_point(t
 
 
 def test_generated_samples_need_a_probability_and_a_large_batch(tmp_path):
-    settings = dict(gamma=0.01, p=0.5)
-
     def run(**more):
-        config = configuration(ProxSkipLSVRGDAFL(**settings, **more), Generated(), tmp_path, noise=0)
-        simulation = Simulation.from_settings(config, SerialComm())
-        simulation.start()
-        simulation.step()
+        method = ProxSkipLSVRGDAFL(gamma=0.01, p=0.5, **more)
+        started(configuration(method, Generated(), tmp_path, noise=0), 1)
 
     with pytest.raises(CollectiveError, match="set algorithm.large_batch"):
         run(q=0.5)
-    with pytest.raises(CollectiveError, match="uses the number of rows .* set algorithm.q"):
-        Simulation.from_settings(
-            configuration(ProxSkipLSVRGDAFL(**settings, large_batch=4), Generated(), tmp_path, noise=0),
-            SerialComm(),
-        )
     run(q=0.5, large_batch=4)

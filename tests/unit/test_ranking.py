@@ -35,19 +35,15 @@ def test_the_values_are_those_of_scikit_learn(samples):
 
 
 def test_the_two_way_area_is_the_auc_of_the_hardest_samples():
-    rng = np.random.default_rng(1)
-    labels = np.arange(200) % 2
-    scores = rng.normal(size=200) + labels
-    positive, negative = np.sort(scores[labels == 1])[:40], np.sort(scores[labels == 0])[-30:]
-    expected = np.mean(positive[:, None] > negative)
+    labels = torch.arange(200) % 2
+    scores = torch.from_numpy(np.random.default_rng(1).normal(size=200)) + labels
+    positive, negative = scores[labels == 1].sort()[0][:40], scores[labels == 0].sort()[0][-30:]
+    expected = (positive[:, None] > negative).double().mean().item()
     found = TwoWayPartialAUC(max_fpr=0.3, min_tpr=0.6)  # 40 of 100 positive and 30 of 100 negative samples
     assert 0.05 < expected < 0.95
-    assert found.given(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(
-        expected, abs=CLOSE
-    )
-    assert found.given(-torch.from_numpy(labels).double(), torch.from_numpy(labels)) == 0
-    perfect = found.given(torch.from_numpy(labels).double(), torch.from_numpy(labels))
-    assert perfect == pytest.approx(1, abs=CLOSE)
+    assert found.given(scores, labels) == pytest.approx(expected, abs=CLOSE)
+    assert found.given(-labels.double(), labels) == 0
+    assert found.given(labels.double(), labels) == pytest.approx(1, abs=CLOSE)
 
 
 def test_scores_of_several_classes():
@@ -60,9 +56,8 @@ def test_scores_of_several_classes():
     assert found == pytest.approx(expected, abs=CLOSE)
     binary = torch.from_numpy(labels == 1).long()
     difference = (scores[:, 1] - scores[:, 0]).numpy()
-    assert AveragePrecision().given(scores[:, :2], binary) == pytest.approx(
-        average_precision_score(binary, difference), abs=CLOSE
-    )
+    expected = average_precision_score(binary, difference)
+    assert AveragePrecision().given(scores[:, :2], binary) == pytest.approx(expected, abs=CLOSE)
 
 
 def test_undefined_values_are_nan():
@@ -74,19 +69,17 @@ def test_undefined_values_are_nan():
 @pytest.mark.parametrize("problem", ["DeepAUC", "Classification"])
 def test_a_job_names_the_metrics(tmp_path, problem):
     steps = {"name": "LocalSGDA", "q": 1, "eta_x": 0.1, "eta_y": 0.1}
+    metrics = [{"name": "average_precision"}, {"name": "partial_auc", "max_fpr": 0.1}]
     table = {
         "rounds": 1,
         "algorithm": steps if problem == "DeepAUC" else {"name": "FedAvg", "K": 1, "eta": 0.1},
         "problem": {"name": problem, "dataset": "digits", "model": "linear", "clients": 3},
-        "metrics": ["average_precision", {"name": "partial_auc", "max_fpr": 0.1}],
+        "metrics": ["average_precision", metrics[1]],
         "run": {"progress": False, "out": str(tmp_path / "run")},
     }
     result = mpifed.run(table, SerialComm())
     assert {"average_precision", "partial_auc_0.1"} <= result.metrics.keys()
-    assert result.config["metrics"] == [
-        {"name": "average_precision"},
-        {"name": "partial_auc", "max_fpr": 0.1},
-    ]
+    assert result.config["metrics"] == metrics
     assert mpifed.Config.from_table(result.config).table() == result.config
     assert {"average_precision", "partial_auc_0.1"} <= load(tmp_path / "run").maximised
     with pytest.raises(mpifed.ConfigError, match="max_fpr"):

@@ -146,9 +146,7 @@ def test_binary_cifar_batches(tmp_path, label_bytes):
     cut = (tmp_path / "colours/test.bin").read_bytes()[:-1]
     (tmp_path / "colours/test.bin").write_bytes(cut)
     size = 3072 + label_bytes
-    with pytest.raises(
-        DataError, match=f"test.bin: expected .* 2 records of {size} bytes, found {2 * size - 1} bytes"
-    ):
+    with pytest.raises(DataError, match=f"test.bin: expected .* of {size} bytes, found {2 * size - 1} bytes"):
         binary(tmp_path)
     (tmp_path / "colours/test.bin").write_bytes(bytes([7]) * 2 * size)
     with pytest.raises(DataError, match="expected labels from 0 to 3, found 7"):
@@ -176,9 +174,7 @@ def test_only_published_batches_are_unpickled_and_no_batch_runs_code(tmp_path):
     write_batches(tmp_path, two=Malicious(tmp_path / "folder"))
     with pytest.raises(DataError, match=f"two: expected .* MD5 sum {md5['two']}.*, found [0-9a-f]{{32}} of"):
         published(tmp_path)
-    with pytest.raises(
-        DataError, match="two: expected .* found a reference to .*mkdir, which is not allowed"
-    ):
+    with pytest.raises(DataError, match="two: expected .* found a reference to .*mkdir, which is not"):
         BATCHES(tmp_path)
     assert not (tmp_path / "folder").exists()
 

@@ -86,5 +86,3 @@ def test_error_messages_list_the_fields():
         state.x = torch.zeros(5, dtype=torch.float64)
     with pytest.raises(ContractError, match="field 'x': expected float64, got float32"):
         state.x = torch.zeros(8)
-    with pytest.raises(ValueError, match="cannot be named 'buffer'"):
-        Record(buffer="x")

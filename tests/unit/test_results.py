@@ -273,23 +273,18 @@ def circle(file, name, place):
     group["circle"] = group
 
 
+ZEROS = np.zeros(2**18)
 HARMFUL = {
-    "external link": (lambda file, name,
-     place: file.__setitem__(name, h5py.ExternalLink(place / "other.h5", "values")), "no links"),
-    "soft link": (lambda file, name, place: file.__setitem__(name, h5py.SoftLink("/metrics/round")),
-     "no links"),
+    "link": (lambda f, n, at: f.__setitem__(n, h5py.ExternalLink(at / "other.h5", "values")), "no links"),
+    "soft link": (lambda f, n, at: f.__setitem__(n, h5py.SoftLink("/metrics/round")), "no links"),
     "external storage": (external, "in one piece"),
     "virtual data set": (virtual, "in one piece"),
-    "64 GiB declared": (lambda file, name, place: file.create_dataset(name, (2**33,), float),
-     "expected 68719476736 bytes of numbers in"),
-    "compressed": (lambda file, name,
-     place: file.create_dataset(name, data=np.zeros(2**18), compression="gzip"), "not compressed"),
-    "texts": (lambda file, name,
-     place: file.create_dataset(name, data=["a" * 1000] * 5, dtype=h5py.string_dtype()),
-     "expected numbers in"),
+    "64 GiB": (lambda f, n, at: f.create_dataset(n, (2**33,), float), "expected 68719476736 bytes of"),
+    "compressed": (lambda f, n, at: f.create_dataset(n, data=ZEROS, compression="gzip"), "not compressed"),
+    "texts": (lambda f, n, at: f.create_dataset(n, data=["a" * 1000] * 5), "expected numbers in"),
     "one object twice": (twice, "found something else"),
     "circle": (circle, "found something else"),
-}  # fmt: skip
+}
 
 
 def plant(file, name, make, place):

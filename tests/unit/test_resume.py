@@ -326,15 +326,10 @@ def test_checkpoint_with_settings_of_another_version(without_results, section, k
 
     for r in (2, 4, 6):
         rewrite(folder, change, r)
-    with pytest.raises(
-        ConfigError, match=f"the settings stored in .*, by mpifed {__version__}, are inv"
-    ) as e:
+    with pytest.raises(ConfigError, match=f"the settings stored in .*, by mpifed {__version__}, .*'{key}'"):
         resume(folder, [], COMM)
-    assert repr(key) in str(e.value)
     if section != "run":
-        with pytest.raises(
-            CollectiveError, match=rf"{section}\.{key} is 7 in the stored run and not set in this job"
-        ):
+        with pytest.raises(CollectiveError, match=rf"{section}\.{key} is 7 in the stored run and not set in"):
             run(job(folder), COMM)
 
 
@@ -360,9 +355,7 @@ def test_results_with_settings_of_another_version(without_checkpoints, done):
         stored_settings(algorithm=done[0].config["algorithm"] | {"omega": 7})(file)
     with pytest.raises(ConfigError, match="algorithm has no setting 'omega'"):
         resume(folder, [], COMM)
-    with pytest.raises(
-        CollectiveError, match=r"another job: algorithm\.omega is 7 in the stored run and not set in this job"
-    ):
+    with pytest.raises(CollectiveError, match=r"another job: algorithm\.omega is 7 in the stored run"):
         run(job(folder), COMM)
 
 

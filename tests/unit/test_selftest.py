@@ -60,12 +60,7 @@ def test_everything_works(outcome, programs, tmp_path):
     "program, output, expected, printed",
     [
         ("--mpi-lib-version", "", "failed  MPI library: mpi4py cannot load an MPI library: install one", 1),
-        (
-            "--version",
-            HYDRA,
-            "failed  launcher: /opt/mpirun belongs to MPICH, mpi4py uses Open MPI v5.0.11",
-            3,
-        ),
+        ("--version", HYDRA, "failed  launcher: /opt/mpirun belongs to MPICH, mpi4py uses Open MPI", 3),
         ("selftest", "", "failed  two ranks: mpirun -n 2 mpifed selftest ends with exit code 1", 4),
     ],
 )
@@ -107,11 +102,8 @@ def test_a_driver_whose_gpu_pytorch_cannot_use(outcome, programs, monkeypatch, t
     monkeypatch.setattr(devices, "DRIVER", tmp_path.parent)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     passed, lines = outcome()
-    assert (
-        not passed
-        and lines[1].startswith("failed  GPU: torch ")
-        and "the NVIDIA driver is loaded" in lines[1]
-    )
+    assert not passed and lines[1].startswith("failed  GPU: torch ")
+    assert "the NVIDIA driver is loaded" in lines[1]
     assert "install a PyTorch build for this driver" in lines[2]
 
 

@@ -15,7 +15,7 @@ from mpifed.algorithms import ALGORITHMS, FGDA, AdaFGDA
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
-from mpifed.core.schedules import Constant, Power, Rate, Squared, Steps
+from mpifed.core.schedules import Constant, Rate
 from mpifed.core.sets import Ball, Box, Simplex
 from mpifed.problems import PROBLEMS
 
@@ -24,31 +24,14 @@ VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), el
 )
 
 
-def test_schedules():
-    assert Constant(0.3)(7) == 0.3
-    assert Power(2.0, offset=7)(1) == 1.0  # 2 / 8^(1/3)
-    assert Squared(3.0)(5, eta=0.5) == 0.75 and Squared(30.0)(5, eta=0.5) == 1.0
-    assert [Steps(1.0, (2, 4), 0.5)(t) for t in (1, 2, 3, 4, 5)] == [1, 1, 0.5, 0.5, 0.25]
-
-
 def test_rates_from_numbers_and_tables():
     method = FGDA(q=2, eta={"name": "power", "scale": 0.5, "offset": 8}, alpha={"name": "squared", "c": 2})
-    assert (
-        method.eta(19) == pytest.approx(0.5 / 3, rel=1e-14)
-        and method.alpha(1, 0.5) == 0.5
-        and method.beta(9) == 0.1
-    )
-    for wrong in (
-        -1,
-        float("nan"),
-        float("inf"),
-        "fast",
-        {"name": "powr", "scale": 1},
-        {"name": "power"},
-        True,
-    ):
+    assert method.eta(19) == pytest.approx(0.5 / 3, rel=1e-14)
+    assert method.alpha(1, 0.5) == 0.5 and method.beta(9) == 0.1
+    wrong = [-1, float("nan"), float("inf"), "fast", {"name": "powr", "scale": 1}, {"name": "power"}, True]
+    for value in wrong:
         with pytest.raises(ValueError):
-            FGDA(q=2, eta=wrong)
+            FGDA(q=2, eta=value)
 
 
 def test_defaults_are_converted_like_values():
@@ -67,14 +50,11 @@ def test_projections(set_, point, other):
     torch.testing.assert_close(set_(projected), projected, rtol=0, atol=1e-9)
     if isinstance(set_, Simplex):
         assert (projected >= 0).all()
-        torch.testing.assert_close(
-            projected.sum(-1), torch.full(point.shape[:1], set_.total, dtype=torch.float64)
-        )
-    if point.shape[-1] == other.shape[-1]:
+        total = torch.full(point.shape[:1], set_.total, dtype=torch.float64)
+        torch.testing.assert_close(projected.sum(-1), total)
+    if point.shape[-1] == other.shape[-1]:  # the obtuse-angle criterion
         feasible = set_(other)[:1]
-        assert (
-            ((point - projected) * (feasible - projected)).sum(-1) <= 1e-9
-        ).all()  # the obtuse-angle criterion
+        assert (((point - projected) * (feasible - projected)).sum(-1) <= 1e-9).all()
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -87,8 +67,7 @@ def test_matrices_dominate_rho(name, values, refreshes):
     moments = matrix.set_reference(moments, w, w)
     for step in range(refreshes):
         moments, A = matrix(moments, w * step, w + step, 1 + step)
-        assert A.shape == (kinds[matrix.shape("x")],)
-        assert (A >= matrix.rho).all()
+        assert A.shape == (kinds[matrix.shape("x")],) and (A >= matrix.rho).all()
 
 
 @pytest.mark.parametrize("setting, says", [
@@ -188,9 +167,3 @@ def test_signatures_name_the_settings_with_types_and_defaults(name):
         assert shown.default == (shown.empty if field.default.is_required() else field.default.get_default())
     if not isinstance(cls, Preset):
         assert f"{fields[0].name}: {fields[0].type!r}" in pydoc.plain(pydoc.render_doc(cls))
-
-
-def test_signatures_of_classes_and_presets():
-    shown = str(inspect.signature(AdaFGDA))
-    assert shown.startswith("(q: 'int', gamma: 'Rate' = 0.1, lam: 'Rate' = 0.1, eta: 'Rate' = 1.0,"), shown
-    assert str(inspect.signature(FGDA)).startswith("(*, q: 'int', gamma: 'Rate' = 0.1,")

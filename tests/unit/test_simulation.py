@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from games import DX, Game, configuration
+from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed.algorithms import FLRA, LESGD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import AffineGame, Saddle
+from mpifed.problems import Saddle
 from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.settings import ExecutionOptions
-from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.stationarity import StationarityOptions
 
 COMM = SerialComm()
@@ -61,7 +60,7 @@ def test_sections_are_records_or_dictionaries():
     (Saddle, LESGD, {"participation": {"cohort": 5}}, "is more than problem.clients"),
     (Saddle, LESGD, {"run": {"keep": 3}}, r"\[run\] has no setting 'keep'"),
     (Saddle, LESGD, {"sede": 3}, "did you mean 'seed'"),
-    (AffineGame, LESGD, {"regularize": {"x": 1.0}}, "regularize. is for minimax problems"),
+
 ])  # fmt: skip
 def test_settings_are_validated_like_a_job(problem, method, settings, error):
     with pytest.raises(mpifed.ConfigError, match=error):
@@ -109,11 +108,7 @@ def test_a_run_counts_the_scored_rows(tmp_path):
 def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart():
     """FLRA's clients have their own y."""
     config = configuration(FLRA(tau=2, eta_1=0.05, eta_2=0.04), Game(clients=3), "unused")
-    first, resumed = (Simulation.from_settings(config, COMM) for _ in range(2))
-    for simulation in (first, resumed):
-        simulation.start()
-    for _ in range(2):
-        first.step()
+    first, resumed = started(config, 2), started(config)
     point = first.point()
     torch.testing.assert_close(point[DX:], first.clients.buffer.mean(dim=0))
     resumed.shared.buffer.copy_(first.shared.buffer)

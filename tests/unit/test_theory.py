@@ -1,11 +1,11 @@
-"""The step sizes and bounds of the theorems: term by term, against the inequalities of the proofs and the
-conditions of the statements, and under a change of units."""
+"""The step sizes and bounds of the theorems, compared with their proofs and conditions and in other units."""
 
 import math
 
 import numpy as np
 import pytest
 
+from mpifed.algorithms import ALGORITHMS
 from mpifed.theory import THEOREMS, prescribe
 from mpifed.theory.wang_kale import theorem_1, theorem_2, theorem_6
 
@@ -91,9 +91,7 @@ def test_step_size_and_bound(theorem, regime):
         "drifting": math.exp(math.log(D * D / (cube * K * K * R * sigma * sigma * L)) / 3),
     }
     assert min(terms, key=terms.get) == regime
-    third = math.exp(
-        (4 * math.log(D) + 2 * math.log(sigma) + math.log(L) - math.log(K) - 2 * math.log(R)) / 3
-    )
+    third = (D**4 * sigma**2 * L / (K * R**2)) ** (1 / 3)
     bound = smooth * L * D * D / (R * K**power) + noise * sigma * D / math.sqrt(M * K * R) + drift * third
     said = theorem(L, sigma, K, R, M, D)
     assert (said.steps["eta"], said.bound) == pytest.approx((terms[regime], bound), rel=1e-13)  # rounding
@@ -103,9 +101,8 @@ def test_step_size_and_bound(theorem, regime):
 def test_without_noise_only_smoothness_matters(theorem):
     largest, _, _, smooth, power, *_ = THREE[theorem]
     said = theorem(2.0, 0.0, 4, 5, 6, 7.0)
-    assert (said.steps["eta"], said.bound) == pytest.approx(
-        (largest(4) / 2, smooth * 2 * 49 / (5 * 4**power))
-    )
+    assert said.steps["eta"] == pytest.approx(largest(4) / 2)
+    assert said.bound == pytest.approx(smooth * 2 * 49 / (5 * 4**power))
 
 
 def test_constants_of_all_theorems_are_listed():
@@ -119,7 +116,7 @@ def test_every_theorem_gives_steps_and_bound(name):
     assert said.bound is None or 0 < said.bound < math.inf
     steps = flat(said.steps)
     assert steps and all(steps[key] for key in steps if key != "p")  # Theorem 3.5 of Shen et al. has p = 0
-    assert THEOREMS[name].methods and THEOREMS[name].__doc__
+    assert THEOREMS[name].methods and {*THEOREMS[name].methods} <= {*ALGORITHMS} and THEOREMS[name].__doc__
 
 
 def flat(steps):
@@ -166,8 +163,7 @@ UNITS = {
 @pytest.mark.parametrize("units", [(7.0, 1.0), (1.0, 7.0), (0.3, 5.0)])
 @pytest.mark.parametrize("name", UNITS)
 def test_theorems_are_invariant_to_units(name, units):
-    """All but huang-composition, which adds up different units, and shen-3.2, whose ε² stands for ε² times
-    one."""
+    """All but huang-composition, which adds up different units, and shen-3.2, whose ε² has no unit."""
     powers, of_steps, of_bound = UNITS[name]
 
     def change(key, powers):
@@ -189,9 +185,8 @@ def test_a_composition_bound_is_a_root_of_what_it_sums(name):
     constants = CONSTANTS[name]
     more = {key: value * 9 for key, value in constants.items() if key == "gap"}
     more |= {key: value * 3 for key, value in constants.items() if key in ("sigma", "delta_f", "delta_g")}
-    assert prescribe(name, **constants | more).bound == pytest.approx(
-        3 * prescribe(name, **constants).bound, rel=1e-12
-    )
+    expected = 3 * prescribe(name, **constants).bound
+    assert prescribe(name, **constants | more).bound == pytest.approx(expected, rel=1e-12)
 
 
 def inequality_3(L, sigma, K, R, M, D, G, H, eta):
@@ -226,14 +221,6 @@ def test_bound_agrees_with_the_proof_at_the_prescribed_step(name, inequality, sl
         assert given <= said.bound * ROUNDING <= slack * given * ROUNDING**2
 
 
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_the_step_of_theorem_7_is_near_the_best_for_its_proof(factor):
-    """Half and twice the step give no less than a third of what the proof gives at the step itself."""
-    for constants in varied("wang-kale-7"):
-        eta = prescribe("wang-kale-7", **constants).steps["eta"]
-        assert inequality_7(**constants, eta=eta * factor) > inequality_7(**constants, eta=eta) / 3
-
-
 def test_the_rule_of_theorem_24_balances_its_order():
     """Each term of the proof's inequality is at most its term of the order, D²/(ηKR) at most their sum."""
     for c in varied("wang-kale-24"):
@@ -262,10 +249,8 @@ def test_corollaries_are_their_theorems_where_a_term_drops_out():
     least = 14**0.75 * 6 / (6 * math.e * 26**0.5 * 50**0.5 * 4**0.25)
     with pytest.raises(ValueError, match="Corollary 1 needs sigma >= "):
         prescribe("wang-kale-corollary-1", **much | {"sigma": least * 0.999})
-    assert (
-        prescribe("wang-kale-corollary-1", **much | {"sigma": least}).bound
-        < theorem_1(**much | {"sigma": least}).bound
-    )
+    limit = much | {"sigma": least}
+    assert prescribe("wang-kale-corollary-1", **limit).bound < theorem_1(**limit).bound
     little = CONSTANTS["wang-kale-corollary-2"]
     third = prescribe("wang-kale-3", **{key: value for key, value in little.items() if key != "s"})
     corollary = prescribe("wang-kale-corollary-2", **little)
@@ -316,13 +301,11 @@ def test_the_bound_of_huang_et_al_follows_from_its_proof(name):
         first, last = (n * (K / (m + t)) ** (1 / 3) for t in (0, T))
         start = c["gap"] + 9 * rho_u * gamma * L**2 / (rho * lam * mu**2) * c["inner"]
         start += 2 * gamma * sigma**2 / (q * K * rho * first)
-        Delta = (
-            sum(squares) * sigma**2 + 3 * squares[1] * c["delta_x"] ** 2 + 3 * squares[0] * c["delta_y"] ** 2
-        )
+        Delta = sum(squares) * sigma**2
+        Delta += 3 * squares[1] * c["delta_x"] ** 2 + 3 * squares[0] * c["delta_y"] ** 2
         drift = rho / 16 + L**2 * rho * rho_u / (4 * mu**2) + 16 * lam**2 * L**2 / (K * rho)
-        each = 2 * sum(squares) * gamma * sigma**2 / (K * rho) + drift * 2 * gamma * Delta / (
-            15 * lam**2 * L**2
-        )
+        each = 2 * sum(squares) * gamma * sigma**2 / (K * rho)
+        each += drift * 2 * gamma * Delta / (15 * lam**2 * L**2)
         mean = 4 / (T * rho * gamma * last) * (start + each * n**3 * K * math.log(m + T))
         roots = (m ** (1 / 6) + T ** (1 / 6)) / (m + T) ** (1 / 6)  # the last step of the proof
         assert result.bound == pytest.approx(A * (3 * mean) ** 0.5 * roots, rel=1e-12)
@@ -368,9 +351,8 @@ def test_the_steps_of_shen_et_al():
     )
     assert two["eta_yl"] * two["eta_yg"] == pytest.approx(1 / 32)
     assert two["eta_xl"] * two["eta_xg"] == pytest.approx(0.25 / (64 * 4) / 32)
-    assert [two[f"eta_{block}"] for block in ("xl", "yl", "xg", "yg")] == [
-        swapped[f"eta_{block}"] for block in ("yl", "xl", "yg", "xg")
-    ]
+    for block, other in (("xl", "yl"), ("yl", "xl"), ("xg", "yg"), ("yg", "xg")):
+        assert two[f"eta_{block}"] == swapped[f"eta_{other}"]
 
 
 def test_the_ratio_of_zhang_and_gao():
@@ -404,9 +386,7 @@ def test_smoothed_gda_is_fess_gda_of_one_client_with_one_exact_step():
         assert corollary.bound == theorem.bound or corollary.bound == pytest.approx(theorem.bound, rel=1e-9)
         assert corollary.steps["eta_x"] == pytest.approx(1 / (1000 * (2 if name != "3.3" else 2 + 0.1 / 6)))
         assert corollary.steps["eta_y"] == pytest.approx(corollary.steps["eta_x"] / 256)
-        assert [corollary.steps[key] for key in ("p", "beta")] == [
-            theorem.steps[key] for key in ("p", "beta")
-        ]
+        assert all(corollary.steps[key] == theorem.steps[key] for key in ("p", "beta"))
 
 
 @pytest.mark.parametrize("name, changes, words", [
@@ -436,53 +416,18 @@ def test_invalid_constants_are_refused(name, changes, words):
     assert words in str(error.value)
 
 
-def test_the_step_of_proxskip_contracts_its_lyapunov_function():
-    """The mean over both coins, of plain steps with affine operators whose constants are known: the identity
-    of the proof, and the factor 1 - min{γμ, p²} for p below, at and above √(γμ)."""
-    rng, clients, d = np.random.default_rng(0), 3, 4
-    J = rng.standard_normal((clients, d, d))
-    J = J @ J.transpose(0, 2, 1) / d + 0.3 * np.eye(d) + (J - J.transpose(0, 2, 1)) / 4
-    S = (J + J.transpose(0, 2, 1)) / 2
-    mu = np.linalg.eigvalsh(S).min()
-    # The largest quotient of ‖J v‖² and ⟨v, J v⟩.
-    ell = max(np.linalg.eigvals(np.linalg.solve(s, j.T @ j)).real.max() for s, j in zip(S, J))
-    star, c = rng.standard_normal(d), rng.standard_normal((clients, d))
-    c -= (c + J @ star).mean(0)  # the mean operator is 0 at z*
-    h_star = J @ star + c
-    steps = prescribe("zhang-proxskip", ell=ell, mu_z=mu, R=1, D_0=1.0, V_star=1.0).steps
-    gamma = steps["gamma"]
-    assert steps["p"] == pytest.approx((mu / ell) ** 0.5)
-
-    def psi(z, h, p):
-        return ((z - star) ** 2).sum(1).mean() + (gamma / p) ** 2 * ((h - h_star) ** 2).sum(1).mean()
-
-    for p in (steps["p"], 0.9, 0.1, 1.0):
-        for _ in range(20):
-            z, h = rng.standard_normal((2, clients, d))
-            h -= h.mean(0)
-            V = np.einsum("kij,kj->ki", J, z) + c
-            hat = z - gamma * (V - h)
-            new = np.broadcast_to((hat - gamma / p * h).mean(0), hat.shape)
-            expected = p * psi(new, h + p / gamma * (new - hat), p) + (1 - p) * psi(hat, h, p)
-            w = ((z - gamma * V - star + gamma * h_star) ** 2).sum(1).mean()
-            identity = w + (1 - p**2) * (gamma / p) ** 2 * ((h - h_star) ** 2).sum(1).mean()
-            assert expected == pytest.approx(identity, rel=1e-12)  # some sums of numbers of about 1
-            assert expected <= (1 - min(gamma * mu, p**2)) * psi(z, h, p) * ROUNDING
-
-
 def test_the_bounds_of_linear_rates():
     """One round with p = 1 is a step of gradient descent; R rounds multiply the bound."""
     once = prescribe("zhang-proxskip", ell=4.0, mu_z=1.0, R=1, D_0=3.0, V_star=0.0, p=1.0)
     assert once.bound == pytest.approx((1 - 0.25) ** 0.5 * 3)
     said = CONSTANTS["zhang-proxskip"]
+    steps = {"gamma": 1 / said["ell"], "p": (said["mu_z"] / said["ell"]) ** 0.5}
+    assert prescribe("zhang-proxskip", **said).steps == pytest.approx(steps)
     scaffnew = dict(L=said["ell"], mu_x=said["mu_z"], R=said["R"], D_0=said["D_0"], grad_star=said["V_star"])
     assert prescribe("mishchenko-scaffnew", **scaffnew) == prescribe("zhang-proxskip", **said)
     tracked = CONSTANTS["sun-wei-linear"]
     one, two = (prescribe("sun-wei-linear", **tracked | {"R": R}).bound / 3.0 for R in (1, 2))
     assert two == pytest.approx(one**2) and 0.9 < one < 1
-    for name, wrong in (
-        ("zhang-proxskip", said | {"mu_z": 10.0}),
-        ("sun-wei-linear", tracked | {"mu_z": 10.0}),
-    ):
+    for name in ("zhang-proxskip", "sun-wei-linear"):
         with pytest.raises(ValueError, match="at most 9|mu_z <= L"):
-            prescribe(name, **wrong)
+            prescribe(name, **CONSTANTS[name] | {"mu_z": 10.0})

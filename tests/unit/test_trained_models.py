@@ -80,9 +80,9 @@ def test_state_dict_and_model_of_every_problem(tmp_path, problem):
                 method()
         return
     state, module = result.state_dict(), loaded.model()
-    others = {
-        "DeepAUC": ["a", "b"], "TextAUC": ["a", "b"], "OneWayPAUC": ["s"], "TwoWayPAUC": ["s", "threshold"]
-    }.get(problem, [])  # fmt: skip
+    pair = ["a", "b"]
+    known = {"DeepAUC": pair, "TextAUC": pair, "OneWayPAUC": ["s"], "TwoWayPAUC": ["s", "threshold"]}
+    others = known.get(problem, [])
     parameters = result.parameters[METHODS[PROBLEMS[problem].family][1]]
     assert [*state, *others] == list(parameters)
     assert all(torch.equal(values, parameters[name]) for name, values in state.items())

@@ -106,9 +106,8 @@ def test_budgets_proportional_to_the_open_settings(job):
     plans = tuner.plan(tuning(job, change), SerialComm())
     assert [one.budget for one in plans] == [2 * 3 * 2 * 24, 3 * 2 * 24, 2 * 3 * 3 * 24, 3 * 3 * 24]
     printed = output_of("tune", job, "--list", *change, "tune.min_rounds=3")
-    assert "times its number of searched settings / the least number; runs of 3 / 6 rounds" in " ".join(
-        printed.split()
-    )
+    words = "times its number of searched settings / the least number; runs of 3 / 6 rounds"
+    assert words in " ".join(printed.split())
 
 
 def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_path):
@@ -201,9 +200,7 @@ def test_a_finished_search_is_not_repeated(whole, finished, monkeypatch):
 
 def test_a_changed_job_is_searched_again(whole, finished):
     config = tuning(finished, ["oracle.noise.scale=0.2"])
-    with pytest.raises(
-        CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this job"
-    ):
+    with pytest.raises(CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this"):
         tuner.tune(config, SerialComm(), "0/4")
     changed = tuning(finished, ["oracle.noise.scale=0.2", "run.overwrite=true"])
     found = tuner.tune(changed, SerialComm(), "0/4")
@@ -303,10 +300,8 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
     text = error_of("tune", job, "problem.validation=0.2", "tune.metric=acu")
     assert "no metric 'acu': did you mean 'auc'" in text
     known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], ["auc"])
-    assert (
-        known.selection_metric(None) == "validation_auc"
-        and known.selection_metric("stationarity") == "stationarity"
-    )
+    assert known.selection_metric(None) == "validation_auc"
+    assert known.selection_metric("stationarity") == "stationarity"
 
 
 def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, monkeypatch):

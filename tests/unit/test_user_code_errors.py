@@ -198,20 +198,9 @@ def test_an_error_in_a_later_round_keeps_earlier_checkpoints(job, run):
     assert (path.parent / "run" / "checkpoint-00000001.h5").exists()
 
 
-def test_an_invalid_method(job, run):
-    """It is refused before the output folder is created."""
-    path = job("none", plugin=PLUGIN.replace('steps = "K"', 'steps = "q"'))
-    code, screen = run(path)
-    assert code == 2 and screen.splitlines() == [
-        "mpifed: Method.steps = 'q' must name the integer hyperparameter that counts local steps"
-    ]
-    assert not (path.parent / "run").exists()
-
-
 def test_an_invalid_class(job, run):
     """The message has the line of the file."""
-    code, screen = run(
-        job("none", plugin=PLUGIN.replace("    shared = Record", "    shared: Record = Record"))
-    )
+    plugin = PLUGIN.replace("    shared = Record", "    shared: Record = Record")
+    code, screen = run(job("none", plugin=plugin))
     assert code == 2 and "a hyperparameter cannot be called 'shared'" in screen, screen
     assert "class Method(Algorithm)" in screen and "Traceback" not in screen, screen

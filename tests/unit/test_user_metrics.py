@@ -108,8 +108,7 @@ def test_metrics_as_python_functions():
 
 
 @pytest.mark.parametrize(("named", "words"), [
-    ("./own.py:confidenc", "own.py has no 'confidenc': did you mean 'confidence'"),
-    ("./none.py:x", "there is no file ./none.py"),
+
     ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
     ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
     ("accuracy", r'unknown metric \'accuracy\': .*average_precision.*"./file.py:Name", a function of'),
@@ -169,10 +168,8 @@ def test_the_point_has_the_problems_blocks_under_operator_methods():
     game = as_family(problem, "operator")
     sizes = game.variables()
     found = named_point(game, [sizes.unflatten("z", torch.arange(4.0))])
-    values = [
-        (block, name, value.tolist()) for block, named in found.items() for name, value in named.items()
-    ]
-    assert values == [("x", "x", [0.0, 1.0]), ("y", "y", [2.0, 3.0])]
+    assert {name: value.tolist() for name, value in found["x"].items()} == {"x": [0.0, 1.0]}
+    assert {name: value.tolist() for name, value in found["y"].items()} == {"y": [2.0, 3.0]}
 
 
 def test_quantiles_and_the_worst_client():
@@ -181,9 +178,8 @@ def test_quantiles_and_the_worst_client():
     # The 10 % quantile of 0.1, 0.3, 0.5, 0.7, 0.9 is 0.4 of the way from the first to the second.
     parts = ("mean", "q10", "q50", "q90", "worst")
     assert list(found) == [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
-    assert [*found.values()] == pytest.approx(
-        [0.5, 0.18, 0.5, 0.82, 0.1, 0.5, 0.18, 0.5, 0.82, 0.9], abs=1e-15
-    )
+    values = [0.5, 0.18, 0.5, 0.82]
+    assert [*found.values()] == pytest.approx([*values, 0.1, *values, 0.9], abs=1e-15)
     assert all(np.isnan([*client_summary("client", {"share": np.full(3, np.nan)}, ()).values()]))
 
 
@@ -226,11 +222,6 @@ def test_only_finite_scores_of_classes_have_a_confusion_matrix():
     auc = DeepAUC(dataset="digits", model="linear", clients=2)
     auc.prepare(0)
     assert evaluation_details(auc, torch.zeros(359)).confusion is None
-
-
-def test_metrics_with_the_same_source_are_equal(file):
-    one, other = (Metric.from_value("./own.py:norm", "metric") for _ in range(2))
-    assert one == other and one.name == f"{file}:norm" and one.table() == {"name": f"{file}:norm"}
 
 
 def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):

@@ -42,11 +42,8 @@ def write(tmp_path, monkeypatch):
 
 
 def table(**changes):
-    return build(
-        USER_DATASETS["table"],
-        {"file": "mine.csv", "target": "kind", "test": 0.25} | changes,
-        "data set 'table'",
-    )
+    settings = {"file": "mine.csv", "target": "kind", "test": 0.25} | changes
+    return build(USER_DATASETS["table"], settings, "data set 'table'")
 
 
 def halves(labels) -> tuple[np.ndarray, np.ndarray]:
@@ -82,9 +79,7 @@ def test_a_table_of_text_is_read_exactly(write, name, separator, options):
 def test_the_encoding_of_a_table(write):
     Path("mine.csv").write_bytes("a,kind\n1,für\n2,für\n3,wider\n4,wider\n".encode("latin-1"))
     assert table(encoding="latin-1", test=0.5)().class_names == ("für", "wider")
-    with pytest.raises(
-        DataError, match=r"as utf-8-sig \(settings separator, encoding\), found 'utf-8' codec"
-    ):
+    with pytest.raises(DataError, match=r"as utf-8-sig \(settings separator, encoding\), found 'utf-8'"):
         table()()
 
 
@@ -92,9 +87,7 @@ def test_columns_of_a_large_scale_cause_a_warning(write, recwarn):
     write("mine.csv", ["a,income,kind", *(f"{i},{1000 * i},{i % 2}" for i in range(8))])
     table(standardize=True)()
     assert not recwarn
-    with pytest.warns(
-        UserWarning, match="in column 'income' is up to 2.29e.03, .*: set .*standardize = true"
-    ):
+    with pytest.warns(UserWarning, match="in column 'income' is up to 2.29e.03, .*: set .*standardize = tr"):
         table()()
 
 

@@ -71,9 +71,8 @@ def test_report_of_the_place(capfd):
     comm = Ranks(0, {})
     expire(comm)
     said = capfd.readouterr().err
-    assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, (
-        said
-    )  # in Event.wait
+    # In Event.wait.
+    assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, said
     assert "most recent call first" in said and "Arrived: none" in said, said
 
 
@@ -184,13 +183,8 @@ with Watchdog(SerialComm(), 0.4) as dog:
 
 def beats() -> subprocess.Popen:
     """Start the program and wait for its first beats."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BEATS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen([sys.executable, "-c", BEATS], text=True, **pipes)
     assert process.stdout.readline() == "runs\n"
     return process
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from games import configuration
 from oracles import oracle_of, prepared
 
-from mpifed.algorithms import SCAFFOLD, FedNormSGDA
 from mpifed.base.settings import build
 from mpifed.core.streams import Stream
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import WGAN
-from mpifed.simulation.simulation import Simulation
 
 LATENTS = pytest.mark.parametrize("latent", ["paired", "fresh"])
 
@@ -25,9 +21,8 @@ def problem(**settings) -> WGAN:
 
 def pairs(of: WGAN) -> list[tuple[float, float]]:
     """All clients' pairs (real, z)."""
-    return [
-        (float(real), float(z)) for k in range(of.clients) for real, z in zip(*of.client_data(k), strict=True)
-    ]
+    columns = [torch.cat(column).tolist() for column in zip(*map(of.client_data, range(of.clients)))]
+    return list(zip(*columns, strict=True))
 
 
 def plain_gaps(of: WGAN, mu: float, sigma: float) -> tuple[float, float]:
@@ -46,10 +41,8 @@ def plain_phi(of: WGAN, mu: float, sigma: float) -> float:
 
 
 def at(mu: float, sigma: float) -> dict[str, torch.Tensor]:
-    return {
-        "mu": torch.tensor([mu], dtype=torch.float64),
-        "sigma": torch.tensor([sigma], dtype=torch.float64),
-    }
+    mean, deviation = torch.tensor([[mu], [sigma]], dtype=torch.float64)
+    return {"mu": mean, "sigma": deviation}
 
 
 @LATENTS
@@ -104,9 +97,8 @@ def test_the_optimum_of_the_pairs_has_their_moments(latent, sign):
     assert np.sign(best[1]) == sign
     assert plain_gaps(of, *best) == pytest.approx((0, 0), abs=1e-13)
     # Squares, and a gradient over 2λ, of some ulps of numbers of about one.
-    assert of.metrics(at(*best), {}, None) == pytest.approx(
-        {"squared_distance": 0, "grad_norm": 0}, abs=1e-12
-    )
+    zero = {"squared_distance": 0, "grad_norm": 0}
+    assert of.metrics(at(*best), {}, None) == pytest.approx(zero, abs=1e-12)
     moved = of.metrics(at(best[0] + 3, best[1] + 4 * sign), {}, None)
     assert moved["squared_distance"] == pytest.approx(25, abs=1e-12)
 
@@ -134,40 +126,9 @@ def test_the_full_batch_of_drawn_pairs_has_the_expected_gradient(latent, batch_s
             torch.testing.assert_close(gy[k], torch.tensor(wanted, dtype=torch.float64), **exact)
 
 
-@pytest.mark.parametrize("batch_size", [0, 2])
-@pytest.mark.parametrize("group", [1, "all"])
-def test_option_i_of_scaffold_takes_the_exact_gradient_of_drawn_pairs(tmp_path, batch_size, group):
-    method = SCAFFOLD(K=2, eta_l=0.05, option="I")
-    config = configuration(
-        method, WGAN(clients=3, s=0.5), tmp_path, noise=0, batch_size=batch_size, group=group
-    )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    x, y = simulation.shared.x.clone(), simulation.shared.y.clone()
-    simulation.step()
-    oracle = oracle_of(simulation.problem, batched=True)
-    wanted = torch.stack([g.mean(0) for g in oracle.grad(x, y, oracle.full_batch)[:1]])[0]
-    torch.testing.assert_close(simulation.shared.cx, wanted, rtol=1e-13, atol=1e-14)  # a mean of three
-
-
 def test_optimum_of_identical_clients():
     """Real data are μ̂ + σ̂ z, so the fixed set changes nothing, even if its moments differ."""
     assert problem(s=0.0).optimum() == pytest.approx((0.4, 0.6), abs=1e-15)
-
-
-def test_full_batches_of_fixed_pairs(tmp_path):
-    """An exact step of Fed-Norm-SGDA from the start, computed manually."""
-    of = WGAN(clients=3, samples=7, lam=0.3, s=0.8)
-    step = dict(eta_x=0.01, eta_y=0.02, gamma_x=0.01, gamma_y=0.02)
-    config = configuration(FedNormSGDA(tau=1, **step), of, tmp_path, batch_size=0, noise=0)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    (mu, sigma), y = simulation.shared.x.double().tolist(), simulation.shared.y.double().tolist()
-    simulation.step()
-    gaps = plain_gaps(simulation.problem, mu, sigma)
-    expected = [phi + 0.02 * (gap - 2 * 0.3 * phi) for phi, gap in zip(y, gaps)]
-    # Sums of 21 numbers of about one in another order.
-    assert simulation.shared.y.double().tolist() == pytest.approx(expected, abs=1e-13)
 
 
 def test_one_pair_is_refused():
