@@ -155,7 +155,12 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
         raise ValueError(_not_resumable(folder, config))
     saved = _newest(folder)
     check_rounds(saved.round, config)
-    _expect_reproducible(_settings_in_header(saved), config)
+    old, new = _settings_in_header(saved), config.table()
+    _expect_reproducible(old, config)
+    if changed := [key for key in ("seed", "problem") if old[key] != new[key]]:
+        warning(
+            f"{' and '.join(changed)} changed: rounds after {saved.round} may have other data and metrics"
+        )
     return saved
 
 

@@ -227,6 +227,11 @@ def test_state_of_another_size(done, change, difference):
     assert difference in str(error.value)
 
 
+def test_other_data_of_a_resumed_run(folder, capsys):
+    resume(folder, ["rounds=7", "seed=1"], COMM)
+    assert "warning: seed changed: rounds after 6 may have other data" in capsys.readouterr().err
+
+
 def test_run_out_of_a_resumed_run(without_checkpoints, tmp_path):
     folder = without_checkpoints
     with pytest.raises(ConfigError, match="is not the folder of the resumed run, .*: copy the folder first"):
