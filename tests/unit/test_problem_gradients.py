@@ -26,6 +26,7 @@ from mpifed.problems import (
     DistributionallyRobust,
     FairClassification,
     FewShotMAML,
+    FiniteMax,
     GroupParity,
     LinearMAML,
     OneWayPAUC,
@@ -55,6 +56,7 @@ ANALYTIC = {
     "few x": (QuadraticNCPL(dx=2, dy=5, rank=4, clients=1, kappa=100.0), 1e-13),
     "two-sided": (TwoSidedPL(clients=3), 1e-13),
     "mixture": (QuadraticMixture(clients=4, d=3, rho=0.7), 1e-13),
+    "finite max": (FiniteMax(d=5, clients=3, heterogeneity=0.5), 1e-13),
     "two-sided, scaled": (TwoSidedPL(d=3, clients=4, scaling=0.5, shift=2.0), 1e-13),
 }
 #: Problems with losses: the size of the images, the problem, the spread of the point around the start.
