@@ -116,10 +116,6 @@ def test_single_settings_and_choices():
     assert "Huang et al. 2024, Algorithm 1" in info("AdaFGDA") and "required" in info("AdaFGDA")
 
 
-def test_captured_output_has_no_escape_codes():
-    assert not any("\x1b" in info(name) for name in ("run", "AdaFGDA", "partition"))
-
-
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PROBLEMS])
 def test_every_setting_has_values_default_and_description(name):
     for row in rows_of({**ALGORITHMS, **PROBLEMS}[name]):

@@ -268,6 +268,17 @@ def test_a_network_with_other_parameters(network, found):
     assert f"network has '{name}' of shape (2, 2), but in block x of variables() it is {found}" in error
 
 
+def test_augmentations():
+    def keeping(rows):
+        return {"augment": lambda self, batch, words: (batch[0][:rows],)}
+
+    check_problem(type("Plain", (Plain,), keeping(5))())
+    (error,) = errors(Plain, **keeping(1))
+    assert "columns of the same shapes, [[5, 4]], got [[1, 4]]" in error
+    (error,) = errors(Plain, gradients=lambda self, x, batch: x + batch[0].mean(1), **keeping(5))
+    assert "analytic derivatives, which do not use it" in error
+
+
 def test_a_set_of_an_unknown_block():
     (error,) = errors(Both, sets=Sets(z=Ball()))
     assert "sets has a set for 'z', which is not a block" in error and "expected one of x, y" in error
