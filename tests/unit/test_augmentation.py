@@ -36,17 +36,6 @@ def test_flip_and_crop_by_hand():
         np.testing.assert_array_equal(found[n], padded[n, :, y : y + 4, x : x + 5])
 
 
-def test_all_shifts_and_both_directions_occur_equally_often():
-    images = torch.zeros(9000, 1, 3, 3)
-    images[:, 0, 1, 1] = 1
-    shifts = Crop(pad=1)(images, words()).mean((0, 1))
-    # Four standard deviations of a share of 1/9 among 9,000 images.
-    torch.testing.assert_close(shifts, torch.full((3, 3), 1 / 9), rtol=0, atol=4 * (8 / 81 / 9000) ** 0.5)
-    images = torch.tensor([1.0, 0.0]).expand(10_000, 1, 1, 2)
-    share = float(Flip()(images, words())[..., 0].mean())
-    assert abs(share - 0.5) < 4 * 0.5 / 100  # four standard deviations
-
-
 def three_steps(problem, client: int) -> torch.Tensor:
     """The client's x after the first round in plain torch, with the words of (number, round 1, client)."""
     x, blocks = problem.initial(generator(0, "initial"))["x"].double(), problem.variables()

@@ -59,7 +59,8 @@ def test_pairs_depend_only_on_the_client_number(latent):
         stream = Stream(0, "wgan pairs", [k])
         z, other = stream.normal(7)[0, 0], stream.normal(7)[0, 0]
         mean = 0.4 + 0.8 * float(Stream(0, "wgan", [k]).normal()[0, 0])
-        for found in (of.client_data(k), more.client_data(k)):
+        drawn = problem(latent=latent, samples=0).draw(Stream(0, "wgan pairs", [k]), 7)
+        for found in (of.client_data(k), more.client_data(k), [column[0, 0] for column in drawn]):
             np.testing.assert_array_equal(found[0], mean + 0.6 * z)
             np.testing.assert_array_equal(found[1], z if latent == "paired" else other)
         assert of.client_size(k) == 7
