@@ -1,4 +1,4 @@
-"""Learning problems: Wasserstein GAN, plain and fair classification, robust training."""
+"""Learning problems: plain and fair classification, and robust training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import torch
 from oracles import prepared, random_point
 
 from mpifed.core.sets import Ball, Simplex
-from mpifed.core.streams import Stream
 from mpifed.problems import Classification
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
-from mpifed.problems.wgan import WGAN
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
@@ -24,40 +22,6 @@ pytestmark = pytest.mark.usefixtures("patches")
 def named(problem, x, y):
     blocks = problem.variables()
     return blocks.unflatten("x", x), blocks.unflatten("y", y)
-
-
-def client_mean(problem: WGAN, k: int) -> float:
-    """μ_k as documented: normal draws at the address of the client."""
-    return problem.mean + problem.s * float(Stream(0, "wgan", [k]).normal()[0, 0])
-
-
-def wgan_phi(problem: WGAN, x: torch.Tensor) -> float:
-    """Φ(x) = max_φ f by the moments of the pooled data, client by client."""
-    means = np.array([client_mean(problem, k) for k in range(problem.clients)])
-    mu, sigma = x.tolist()
-    first = means.mean() - mu
-    second = (means**2 + problem.std**2).mean() - mu**2 - sigma**2
-    return (first**2 + second**2) / (4 * problem.lam)
-
-
-def test_wgan_closed_forms_of_the_inner_maximum():
-    problem = prepared(WGAN(clients=3, lam=0.5, s=0.8, mean=0.3, std=0.6))
-    x, h = torch.tensor([0.7, 1.1], dtype=torch.float64), 1e-5
-    start = named(problem, x, torch.zeros(2).double())
-    slopes = [
-        (wgan_phi(problem, x + e) - wgan_phi(problem, x - e)) / (2 * h) for e in h * torch.eye(2).double()
-    ]
-    # A quartic of values of about 1: truncation h² = 1e-10, rounding 1e-16 / h.
-    assert problem.metrics(*start, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-8)
-    mean, std = problem.optimum()
-    best = named(problem, torch.tensor([mean, std], dtype=torch.float64), torch.zeros(2).double())
-    # Some ulps of numbers of about one, over 2λ = 1.
-    assert problem.metrics(*best, None) == pytest.approx({"squared_distance": 0, "grad_norm": 0}, abs=1e-14)
-    assert std > 0.6  # the spread of the clients' means widens the pooled data
-    mirrored = named(
-        problem, torch.tensor([mean + 3, -std - 4], dtype=torch.float64), torch.zeros(2).double()
-    )
-    assert problem.metrics(*mirrored, None)["squared_distance"] == pytest.approx(25, abs=1e-13)
 
 
 def test_fair_loss_of_all_clients_is_the_weighted_sum_of_class_losses(patches):
