@@ -62,12 +62,9 @@ def test_info_of_everything():
 
 def test_list():
     table = json.loads(output_of("list", "--json"))
-    assert {"AdaFGDA", "FGDA", "LocalSGDA"} <= set(table["methods"]) and {"Saddle", "DeepAUC"} <= set(
-        table["problems"]
-    )
-    assert all(line for members in table.values() for line in members.values()), (
-        "everything has a description"
-    )
+    assert {"AdaFGDA", "FGDA", "LocalSGDA"} <= {*table["methods"]}
+    assert {"Saddle", "DeepAUC"} <= {*table["problems"]}
+    assert all(description for members in table.values() for description in members.values())
     assert "barzilai_borwein" in output_of("list")
     assert {*json.loads(output_of("list", "DIRICHLET", "--json"))} == {"partitions"}
 

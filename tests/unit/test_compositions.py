@@ -85,9 +85,8 @@ def test_jacobians_and_outer_gradients_by_central_differences(case, batched):
         zeta, xi = oracle.sample(number=0), oracle.sample(number=1)
         value, jacobian = oracle.g_and_jacobian(x, zeta)
         assert value.shape == (len(clients), problem.inner_size)
-        torch.testing.assert_close(
-            oracle.g(x, zeta), value, rtol=0, atol=1e-14
-        )  # ulps of numbers of about one
+        # Ulps of numbers of about one.
+        torch.testing.assert_close(oracle.g(x, zeta), value, rtol=0, atol=1e-14)
         # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about 10, over h.
         torch.testing.assert_close(jacobian, differences(lambda v: oracle.g(v, zeta), x), rtol=0, atol=1e-8)
         gradient = oracle.grad_f(value, xi)
@@ -209,19 +208,15 @@ def test_sinusoids_have_the_documented_distribution():
     problem = prepared(SinusoidMAML(clients=400, samples=8))
     t, y = problem._inputs[..., 0], problem._targets[..., 0]
     assert t.abs().max() < 5 and abs(t.mean()) < 5 * (10 / math.sqrt(12)) / 3_200**0.5  # five standard errors
-    waves = torch.stack(
-        [torch.sin(t), -torch.cos(t)], dim=-1
-    )  # a sin(t - b) = a cos(b) sin(t) - a sin(b) cos(t)
+    # a sin(t - b) = a cos(b) sin(t) - a sin(b) cos(t)
+    waves = torch.stack([torch.sin(t), -torch.cos(t)], dim=-1)
     weights = torch.linalg.lstsq(waves, y[..., None]).solution
     assert (waves @ weights - y[..., None]).abs().max() < 1e-12  # float64
     a, b = weights.norm(dim=1)[:, 0], torch.atan2(weights[:, 1, 0], weights[:, 0, 0])
-    assert (
-        0.1 < a.min() < 0.3 and 4.8 < a.max() < 5 and 0 < b.min() < 0.1 and 3.0 < b.max() < math.pi
-    )  # 20 of 400 in such a tail
+    # 20 of 400 are in such a tail.
+    assert 0.1 < a.min() < 0.3 and 4.8 < a.max() < 5 and 0 < b.min() < 0.1 and 3.0 < b.max() < math.pi
     few = prepared(SinusoidMAML(clients=2, samples=8))
-    assert torch.equal(
-        few.client_data(1)[0], problem.client_data(1)[0]
-    )  # a client's rows depend on its number alone
+    assert torch.equal(few.client_data(1)[0], problem.client_data(1)[0])  # rows depend on the number alone
 
 
 def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
@@ -233,12 +228,10 @@ def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
         errors = []
         for n in range(5):
             at = problem.adapted(point, tuple(part[n] for part in problem._support)) if stepped else point
-            errors.append(
-                ((problem.model(at, problem._query[0][n]) - problem._query[1][n]) ** 2).mean().item()
-            )
-        assert metrics[name] == pytest.approx(
-            np.mean(errors), rel=1e-12
-        )  # mapped kernels add in another order
+            residuals = problem.model(at, problem._query[0][n]) - problem._query[1][n]
+            errors.append((residuals**2).mean().item())
+        # Mapped kernels add in another order.
+        assert metrics[name] == pytest.approx(np.mean(errors), rel=1e-12)
     assert problem._support[0].shape == (5, 10, 1) and problem._query[0].shape == (5, 100, 1)
 
 
@@ -276,9 +269,8 @@ def test_rows_hold_one_drawing_of_each_character_of_the_task(drawings):
     assert torch.equal(again.client_data(1)[0][:3], problem.client_data(1)[0])
     assert not torch.equal(other.client_data(1)[0], again.client_data(1)[0])
     held_out = torch.stack(problem._held_out).mean((1, 3, 4, 5))
-    assert (
-        held_out.min() > 1.02 * torch.from_numpy(ink).max()
-    )  # characters of the evaluation part have more ink
+    # Characters of the evaluation part have more ink.
+    assert held_out.min() > 1.02 * torch.from_numpy(ink).max()
 
 
 def test_loss_and_accuracy_of_a_few_images(drawings):
@@ -295,9 +287,7 @@ def test_loss_and_accuracy_of_a_few_images(drawings):
         W, b = problem.adapted(point, (task[:1],)).values()
         guesses = (task[1:].flatten(2) @ W.T + b).argmax(-1)
         assert accuracy == pytest.approx((guesses == torch.tensor([0, 1])).double().mean().item())  # float64
-    broken = problem.predict(
-        {"fc1.weight": point["fc1.weight"] * torch.nan, "fc1.bias": point["fc1.bias"]}, slice(0, 1)
-    )
+    broken = problem.predict(point | {"fc1.weight": point["fc1.weight"] * torch.nan}, slice(0, 1))
     assert math.isnan(problem.metrics(point, broken)["accuracy"])
 
 

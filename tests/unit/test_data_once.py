@@ -33,9 +33,8 @@ VALUES = {
 def test_a_value_in_shared_memory_is_the_same_and_leaves_no_file():
     files = os.listdir("/proc/self/fd")
     found = _shared_value(SerialComm(), SerialComm(), VALUES)
-    assert os.listdir("/proc/self/fd") == files and not any(
-        "mpifed" in name for name in os.listdir("/dev/shm")
-    )
+    assert os.listdir("/proc/self/fd") == files
+    assert not any("mpifed" in name for name in os.listdir("/dev/shm"))
     for name, value in VALUES.items():
         if isinstance(value, torch.Tensor):
             assert found[name].dtype == value.dtype and torch.equal(found[name], value), name

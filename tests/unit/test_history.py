@@ -204,9 +204,8 @@ def test_missing_history(out, make, capsys):
 
 
 def test_ranges():
-    assert (
-        history.format_ranges([3]) == "3" and history.format_ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
-    )
+    assert history.format_ranges([3]) == "3"
+    assert history.format_ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
 
 
 def test_restored_folder_has_valid_older_checkpoints(whole, tmp_path, at, capsys):

@@ -103,12 +103,10 @@ def test_a_group_lists_its_members(plural):
 
 
 def test_single_settings_and_choices():
-    assert "number of clients that a rank steps" in info("run.group") and "checkpoint_every" not in info(
-        "run.group"
-    )
-    assert "bernoulli" in info("participation.availability") and 'text such as "10MB/s"' in info(
-        "clock.bandwidth_up"
-    )
+    assert "number of clients that a rank steps" in info("run.group")
+    assert "checkpoint_every" not in info("run.group")
+    assert "bernoulli" in info("participation.availability")
+    assert 'text such as "10MB/s"' in info("clock.bandwidth_up")
     assert "the last iterate, the average" in info("output")
     assert 'problem.partition = { name = "dirichlet", alpha = 0.1 }' in info("dirichlet")
     assert "constants: L, sigma, K, R, M, D" in info("wang-kale-2")

@@ -89,9 +89,8 @@ def test_robust_loss_agrees_with_the_paper(patches):
     loss = problem.loss(net, perturbation, (images, targets)).item()
     assert loss == pytest.approx(total / len(images), rel=1e-13)
     places = [(patches.train == image).flatten(1).all(dim=1).nonzero().item() for image in images]
-    assert torch.equal(patches.train_labels[places], targets.argmax(dim=1)) and bool(
-        (targets.sum(1) == 1).all()
-    )
+    assert torch.equal(patches.train_labels[places], targets.argmax(dim=1))
+    assert (targets.sum(1) == 1).all()
 
 
 def test_robust_metrics_are_the_accuracies_without_and_with_the_perturbation(patches):
