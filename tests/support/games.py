@@ -7,6 +7,7 @@ gradients below are analytic and the class has a loss only, so agreement also va
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.core.noise import Gaussian
+from mpifed.core.problem import DataFile
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -60,6 +62,16 @@ class Game(Minimax):
 
     def metrics(self, x, y, predictions):
         return {"norm": float(torch.cat([x["u"], x["v"], y["y"]]).norm())}
+
+
+@dataclass
+class Reading(Game):
+    """The game, which declares the file "prices" of the data folder with a digest that is not SHA-256."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        file = Path(data_dir, "prices")
+        self.files = {"prices": DataFile(str(file), hashlib.md5(file.read_bytes()).hexdigest())}
 
 
 def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Gaussian | None):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from mpifed.problems import QuadraticMixture, QuadraticNCPL, Saddle, TwoSidedPL
+from mpifed.problems import FiniteMax, QuadraticMixture, QuadraticNCPL, Saddle, TwoSidedPL
+
+Printed = FiniteMax | QuadraticMixture | QuadraticNCPL | Saddle | TwoSidedPL
 
 
-def value(problem: Saddle | QuadraticNCPL | TwoSidedPL | QuadraticMixture, n: int, x, y) -> torch.Tensor:
+def value(problem: Printed, n: int, x, y) -> torch.Tensor:
     """f_n(x, y), differentiable."""
+    if isinstance(problem, FiniteMax):  # Shen et al. 2024, section 3.2.4
+        P, linear, star = (column[0] for column in problem.client_data(n))
+        v = x - star
+        return torch.stack([v @ Q @ v / 2 + one[:-1] @ v + one[-1] for Q, one in zip(P, linear)]) @ y
     if isinstance(problem, QuadraticMixture):
         A, g, star, c, _ = (column[0] for column in problem.client_data(n))
         v, N = x - star, problem.clients

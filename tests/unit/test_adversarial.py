@@ -93,17 +93,3 @@ def test_gradients_of_the_adversary_are_counted(tmp_path):
         counted = [one.costs["oracle_calls"][-1] for one in (plain, attacked)]
         assert counted[1] == 5 * counted[0] > 0
         assert attacked.costs["bytes_up"][-1] == plain.costs["bytes_up"][-1]
-
-
-def test_training_against_the_adversary_helps(tmp_path):
-    settings = dict(
-        dataset="digits", epsilon=0.1, step=0.04, clients=4, model={"name": "mlp", "hidden": [32]}
-    )
-    accuracy = {}
-    for steps, epsilon in ((1, 0.0), (5, 0.1)):
-        problem = AdversarialTraining(**settings | dict(steps=steps, epsilon=epsilon))
-        found = calls(problem, FedAvg(K=10, eta=0.2), tmp_path / str(steps), 15, group="all")
-        problem = prepared(AdversarialTraining(**settings))
-        x = problem.variables().unflatten("x", found.point["x"])
-        accuracy[epsilon] = problem.metrics(x, problem.predict(x, slice(None)))["attacked_accuracy"]
-    assert accuracy[0.1] > accuracy[0.0] + 0.05

@@ -1,19 +1,15 @@
-"""Augmented images: values, addresses, bits in groups, and errors."""
+"""Augmented images: values, addresses, steps compared with plain torch, and errors."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-import mpifed
-from mpifed import Blocks, Minimisation
-from mpifed.base.errors import ContractError
+from mpifed import Simulation
+from mpifed.algorithms import FedAvg
 from mpifed.core.sampling import SampleWords
 from mpifed.core.streams import Stream, generator, key
-from mpifed.core.validation import check_problem
 from mpifed.data.augmentation import Crop, Flip
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS, Classification
@@ -40,43 +36,13 @@ def test_flip_and_crop_by_hand():
         np.testing.assert_array_equal(found[n], padded[n, :, y : y + 4, x : x + 5])
 
 
-def test_all_shifts_and_both_directions_occur_equally_often():
-    images = torch.zeros(9000, 1, 3, 3)
-    images[:, 0, 1, 1] = 1
-    shifts = Crop(pad=1)(images, words()).mean((0, 1))
-    # Four standard deviations of a share of 1/9 among 9,000 images.
-    torch.testing.assert_close(shifts, torch.full((3, 3), 1 / 9), rtol=0, atol=4 * (8 / 81 / 9000) ** 0.5)
-    images = torch.tensor([1.0, 0.0]).expand(10_000, 1, 1, 2)
-    share = float(Flip()(images, words())[..., 0].mean())
-    assert abs(share - 0.5) < 4 * 0.5 / 100  # four standard deviations
-
-
-CHANGES = ["flip", {"name": "crop", "pad": 1}]
-
-
-def go(out, augmentation=CHANGES, clients=4, rounds=2, **run) -> torch.Tensor:
-    table = {
-        "rounds": rounds,
-        "algorithm": {"name": "FedAvg", "K": 3, "eta": 0.1},
-        "problem": {
-            "name": "Classification", "dataset": "digits", "clients": clients, "augmentation": augmentation
-        },
-        "oracle": {"batch_size": 4},
-        "run": {"out": str(out), "progress": False, "dtype": "float64", **run},
-    }  # fmt: skip
-    return mpifed.run(table, SerialComm()).point["x"]
-
-
-def test_round_agrees_with_plain_torch(tmp_path):
-    """One client's three steps; sample k has the words of (number k, round 1, client 0)."""
-    found = go(tmp_path, rounds=1, clients=1)
-    problem = Classification(dataset="digits", clients=1)
-    problem.prepare(0)
+def three_steps(problem, client: int) -> torch.Tensor:
+    """The client's x after the first round in plain torch, with the words of (number, round 1, client)."""
     x, blocks = problem.initial(generator(0, "initial"))["x"].double(), problem.variables()
-    images, labels = problem.client_data(0)
+    images, labels = problem.client_data(client)
     for k in range(3):
-        chosen = Stream(0, "sample", [0], 1, 1, k).integers([len(images)], 4)[0, 0]
-        drawn = Stream(0, "augment", [0], 1, 1, k)
+        chosen = Stream(0, "sample", [client], 1, 1, k).integers([len(images)], 4)[0, 0]
+        drawn = Stream(0, "augment", [client], 1, 1, k)
         keep, shift = drawn.words(4)[0, 0] >= 2**31, drawn.words(8)[0, 0].reshape(2, 4) * 3 >> 32
         batch = []
         for n, image in enumerate(images[chosen].double().numpy()):
@@ -88,18 +54,20 @@ def test_round_agrees_with_plain_torch(tmp_path):
         scores = torch.from_numpy(np.stack(batch)).flatten(1) @ weights.T + bias
         loss = torch.nn.functional.cross_entropy(scores, labels[chosen])
         x = x - 0.1 * torch.autograd.grad(loss, point)[0]
+    return x
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
+def test_a_round_agrees_with_plain_torch(group):
+    problem = Classification(dataset="digits", clients=2, augmentation=["flip", {"name": "crop", "pad": 1}])
+    run = {"dtype": "float64", "group": group}
+    method, comm = FedAvg(K=3, eta=0.1), SerialComm()
+    simulation = Simulation(problem, method, oracle={"batch_size": 4}, run=run, comm=comm)
+    simulation.start()
+    simulation.step()
+    expected = (three_steps(problem, 0) + three_steps(problem, 1)) / 2
     # Three steps in float64, with products in another order.
-    np.testing.assert_allclose(found, x, rtol=1e-10, atol=1e-12)
-
-
-def test_groups_have_the_same_changes(tmp_path):
-    alone, pairs, together = (
-        go(tmp_path / str(group), group=group, reduction="exact") for group in (1, 2, "all")
-    )
-    assert torch.equal(pairs, together)
-    # The loop has other kernels: ulps of float64 after six steps.
-    torch.testing.assert_close(alone, pairs, rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(alone, go(tmp_path / "none", augmentation=[]), atol=1e-3)
+    np.testing.assert_allclose(simulation.point(), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("cls", [cls for cls in PROBLEMS.values() if hasattr(cls, "augmentation")])
@@ -108,46 +76,11 @@ def test_every_problem_with_the_setting_augments(cls):
     assert cls(dataset="digits", augmentation=("flip",), **groups).augment is not None
 
 
-def table():
-    rows = np.eye(4, dtype=np.float32), np.arange(4) % 2
-    return {"train": rows, "test": rows}
-
-
 def test_tables_are_refused():
+    def table():
+        rows = np.eye(4, dtype=np.float32), np.arange(4) % 2
+        return {"train": rows, "test": rows}
+
     problem = Classification(dataset=table, clients=2, augmentation=("flip",))
     with pytest.raises(ValueError, match=r"augmentation: expected images \[c, h, w\], got .* of shape \[4\]"):
         problem.prepare(0)
-
-
-@dataclass
-class Shaky(Minimisation):
-    """Least squares whose augmentation may drop rows."""
-
-    clients: int = 2
-    rows: int = 3
-
-    def variables(self):
-        return Blocks(x={"w": (2,)})
-
-    def client_data(self, client):
-        return (torch.ones(3, 2, dtype=torch.float64),)
-
-    def augment(self, batch, words):
-        return (batch[0][: self.rows],)
-
-    def loss(self, x, batch):
-        return ((batch[0] @ x["w"]) ** 2).mean()
-
-
-@dataclass
-class Analytic(Shaky):
-    def gradients(self, x, batch):
-        return x
-
-
-def test_user_defined_augmentations_are_checked():
-    check_problem(Shaky())
-    for problem, says in ((Shaky(rows=1), r"columns of the same shapes, \[\[3, 2\]\], got \[\[1, 2\]\]"),
-                          (Analytic(), "analytic derivatives, which do not use it")):  # fmt: skip
-        with pytest.raises(ContractError, match=says):
-            check_problem(problem)

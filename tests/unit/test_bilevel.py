@@ -51,17 +51,6 @@ def test_the_hypergradient_and_the_solution_of_the_quadratic():
     assert min(map(float, map(torch.linalg.norm, slopes))) > 0.1, "clients differ"
 
 
-def test_the_mean_of_the_clients_hypergradients_is_another_vector():
-    problem = prepared()
-    x = np.zeros(3)
-    y = problem.y_star(x)
-    own = []
-    for n in range(4):
-        A, B, _, P, Q, d, e = (part[0].numpy() for part in problem.client_data(n))
-        own.append(P @ x + e + B.T @ np.linalg.solve(A, Q @ (y - d)))
-    assert np.linalg.norm(np.mean(own, 0) - problem.hypergradient(x)) > 0.1
-
-
 def final(method, tmp_path, rounds, **settings) -> dict[str, float]:
     config = configuration(
         method, QuadraticBilevel(**SMALL | settings), tmp_path, rounds=rounds, noise=0, batch_size=0,

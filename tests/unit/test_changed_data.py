@@ -1,23 +1,20 @@
 """A finished run whose data have changed is refused, and data are compared by their digests."""
 
 import gzip
-import hashlib
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from commands import error_of, output_of
-from games import Game, configuration
+from games import Reading, configuration
 
 import mpifed
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.base import data_files
 from mpifed.base.data_files import digest_of_path
-from mpifed.core.problem import DataFile
 from mpifed.parallel.comm import CollectiveError, SerialComm
 
 JOB = """
@@ -121,16 +118,6 @@ def test_data_of_a_function(job):
     assert "is complete" in output_of(*RUN)
     change()
     expect_refusal(*RUN, name="data.py:load")
-
-
-@dataclass
-class Reading(Game):
-    """A game that reads a file in the data folder and computes a digest of another type."""
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed, data_dir)
-        file = Path(data_dir, "prices")
-        self.files = {"prices": DataFile(str(file), hashlib.md5(file.read_bytes()).hexdigest())}
 
 
 def test_run_data_dir_may_change_if_the_data_are_the_same(tmp_path):

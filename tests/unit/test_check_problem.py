@@ -150,42 +150,26 @@ GRADIENTS = """
         errors = (rows @ x.unsqueeze(-1)).squeeze(-1) - 1
         return 2 * (errors.unsqueeze(-1) * rows).mean(1)
 """
+DIFFERENTIATED = COMPOSITION[: COMPOSITION.index("    def jacobian")]
 GRADIENT = "gradients agree with finite differences of the loss"
 JACOBIANS = "Jacobians agree with finite differences of inner"
 COORDINATES = "clients see the same coordinates of a constrained y"
 OUTER = "outer gradients agree with finite differences of outer"
+MONOTONE = "the operator is monotone on pairs of points"
 VALID = [
-    (
-        (BILINEAR,),
-        f"not checked  {GRADIENT}: the problem defines no loss; its gradients have symmetric derivatives",
-    ),
+    ((BILINEAR,), f"not checked  {GRADIENT}: the problem defines no loss; its gradients have symmetric"),
     ((LOSS,), f"holds        {GRADIENT}", f"holds        {COORDINATES}"),
-    (
-        (WEIGHTS,),
-        f"holds        {GRADIENT}",
-        f"not checked  {COORDINATES}: separate_coordinates = True, so methods that project at the clients "
-        "are refused",
-    ),
+    ((WEIGHTS,), f"holds        {GRADIENT}", f"not checked  {COORDINATES}: separate_coordinates = True"),
     ((BILINEAR,), f"not checked  {COORDINATES}: y has no set"),
     ((PLAIN,), f"holds        {GRADIENT}"),
     ((PLAIN + GRADIENTS,), f"holds        {GRADIENT}"),
     # Without autograd
     ((PLAIN + GRADIENTS, 'batch[0] @ x["w"]', 'torch.from_numpy(batch[0].numpy() @ x["w"].numpy())'),),
-    ((OPERATOR,), "holds        the operator is monotone on pairs of points"),
-    (
-        (OPERATOR, "monotone = True", ""),
-        "not checked  the operator is monotone on pairs of points: the problem has monotone = None",
-    ),
+    ((OPERATOR,), f"holds        {MONOTONE}"),
+    ((OPERATOR, "monotone = True", ""), f"not checked  {MONOTONE}: the problem has monotone = None"),
     ((COMPOSITION,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
-    (
-        (COMPOSITION, "def jacobian", "def other", "def outer_gradient", "def another"),
-        f"holds        {JACOBIANS}",
-        f"holds        {OUTER}",
-    ),
-    (
-        (COMPOSITION, "def outer(self", "def other(self"),
-        f"not checked  {OUTER}: the problem defines no outer",
-    ),
+    ((DIFFERENTIATED,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
+    ((COMPOSITION, "def outer(", "def other("), f"not checked  {OUTER}: the problem defines no outer"),
     ((DRAWN,), "holds        a sample depends only on its address"),
 ]
 
@@ -197,95 +181,44 @@ def test_valid_problems(verdicts, source, expected):
     assert "float64 and float32 on the CPU" in lines[0] and "temporary folders" in lines[0]
     assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
     assert not any("ranks" in line for line in lines)
-    assert {*expected} <= {*lines}
+    assert all(any(line.startswith(start) for line in lines) for start in expected), "\n".join(lines)
 
 
+SLOPE = "∂loss/∂x of client 0"
 SYMMETRY = "expected ∂g{0}/∂{1} to be the transpose of ∂g{1}/∂{0}"
+SCORES = 'self.tests[rows].to(x["w"]) @ x["w"]'
+DRAW = "draw all random numbers from `stream`"
+RANDOM = "np.random.default_rng().normal(size=(len(stream.clients), stream.count, size, 2))"
+UNSEEDED = """
+    def client_data(self, client):
+        return (torch.from_numpy(np.random.default_rng().standard_normal((5, 3))),)
+
+    def variables"""
 INVALID = [
     # derivatives
     (BILINEAR, "c * x - 0.1 * y", "-c * x - 0.1 * y", SYMMETRY.format("x", "y")),
     (BILINEAR, "c * y + 0.1 * x", "c * y + x.roll(1, -1)", SYMMETRY.format("x", "x")),
     (BILINEAR, "c * x - 0.1 * y", "c * x - y * y.roll(1, -1)", SYMMETRY.format("y", "y")),
-    (LOSS, '(x["w"] ** 2).sum()', '(x["w"].detach() ** 2).sum()', "∂loss/∂x of client 0 along w["),
-    (PLAIN, "** 2).mean()", '** 2).mean() + x["w"].detach().sum()', "∂loss/∂x of client 0 along w["),
-    (
-        PLAIN + GRADIENTS,
-        "return 2 *",
-        "return 2.001 *",
-        f"{GRADIENT}: ∂loss/∂x of client 0 along w[",
-    ),
+    (LOSS, '(x["w"] ** 2).sum()', '(x["w"].detach() ** 2).sum()', f"{SLOPE} along w["),
+    (PLAIN, "** 2).mean()", '** 2).mean() + x["w"].detach().sum()', f"{SLOPE} along w["),
+    (PLAIN, 'batch[0] @ x["w"]', '(batch[0] @ x["w"]).float().double()', SLOPE),
+    (PLAIN + GRADIENTS, "return 2 *", "return 2.001 *", f"{GRADIENT}: {SLOPE} along w["),
     (OPERATOR, "2 * z", "-2 * z", "expected ⟨V(z) - V(z'), z - z'⟩ >= 0, got -"),
     (COMPOSITION, "2 * (score", "(score", "∂inner[1]/∂x of client 0 along w["),
-    (
-        COMPOSITION,
-        "(score**2).mean(1)], dim",
-        "(score**3).mean(1)], dim",
-        "the value u that jacobian() returns and the value of inner() differ by up to",
-    ),
+    (COMPOSITION, "2).mean(1)], dim", "3).mean(1)], dim", "the value of inner() differ by up to"),
     (COMPOSITION, "u + torch", "-u + torch", "∂outer/∂u of client 0 along u["),
-    (
-        WEIGHTS,
-        "separate_coordinates = True",
-        "",
-        f"{COORDINATES}: the gradients of two clients have no common coordinate of y that is not 0",
-    ),
+    (WEIGHTS, "separate_coordinates = True", "", f"{COORDINATES}: the gradients of two clients"),
     # held-out rows and metrics
-    (
-        LOSS,
-        "self.tests[rows].to",
-        "(self.tests[rows] - self.tests[rows].mean(0)).to",
-        "the scores of parts and of all rows differ",
-    ),
-    (
-        LOSS,
-        'return self.tests[rows].to(x["w"]) @ x["w"]',
-        'return (self.tests.to(x["w"]) @ x["w"])[:4]',
-        "predict(): expected 10 scores, got 4",
-    ),
-    (
-        LOSS,
-        'frozenset({"score"})',
-        'frozenset({"accuracy"})',
-        "maximised: expected names of metrics (score), got accuracy",
-    ),
+    (LOSS, "tests[rows].to", "tests[rows].sub(self.tests[rows].mean(0)).to", "of parts and of all rows"),
+    (LOSS, SCORES, f"({SCORES})[:4]", "predict(): expected 10 scores, got 4"),
+    (LOSS, 'frozenset({"score"})', 'frozenset({"accuracy"})', "names of metrics (score), got accuracy"),
     (LOSS, '{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "'a/b'"),
     # arguments, samples, preparation, projections
-    (
-        OPERATOR,
-        "return 2 * z",
-        "batch[0].mul_(2)\n        return 2 * z",
-        "a function writes to its point or its batch in place",
-    ),
-    (
-        OPERATOR,
-        "2 * z",
-        "torch.rand(()) * z",
-        "functions depend on their arguments only and do not change them: a function returns other values",
-    ),
-    # Rounding to float32
-    (PLAIN, 'batch[0] @ x["w"]', '(batch[0] @ x["w"]).float().double()', "∂loss/∂x of client 0"),
-    (
-        DRAWN,
-        "stream.normal(size, 2)",
-        "np.random.default_rng().normal(size=(len(stream.clients), stream.count, size, 2))",
-        "draw all random numbers from `stream`",
-    ),
-    (
-        DRAWN,
-        "stream.normal(size, 2)",
-        "stream.normal(size, 2) + len(stream.clients)",
-        "draw all random numbers from `stream`",
-    ),
-    (
-        LOSS.replace("(Rows, Minimax)", "(Random, Minimax)"),
-        "@dataclass",
-        """class Random:
-    def client_data(self, client):
-        return (torch.from_numpy(np.random.default_rng().standard_normal((5, 3))),)
-
-@dataclass""",
-        "two runs with the same seed give bitwise identical results: the results differ",
-    ),
+    (OPERATOR, "return 2 * z", "batch[0].mul_(2)\n        return 2 * z", "writes to its point or its batch"),
+    (OPERATOR, "2 * z", "torch.rand(()) * z", "a function returns other values"),
+    (DRAWN, "stream.normal(size, 2)", RANDOM, DRAW),
+    (DRAWN, "stream.normal(size, 2)", "stream.normal(size, 2) + len(stream.clients)", DRAW),
+    (PLAIN, "    def variables", UNSEEDED, "two runs with the same seed give bitwise identical results"),
     (LOSS, "Ball(1.0)", "lambda v: v / 2", "projecting a point twice must give the same point"),
 ]
 

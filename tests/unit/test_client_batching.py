@@ -10,7 +10,7 @@ from mpifed import Blocks, Config, resume, run
 from mpifed.algorithms import LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.core.problem import Game, Minimisation
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
 from mpifed.simulation.client_batching import Limits, reason_for_loop
@@ -85,13 +85,6 @@ def test_members_are_split_evenly(count, size, groups):
     assert [k for one in slices for k in range(one.start, one.stop)] == list(range(count))
 
 
-@pytest.mark.parametrize(
-    "group, members, rows", [(1, 9, 1), ("all", 9, 9), ("all", 0, 2), (4, 9, 4), (4, 1, 2)]
-)
-def test_message_rows_of_a_group(group, members, rows):
-    assert capacity(group, members) == rows
-
-
 def choice_of(config) -> client_batching.Choice:
     simulation = Simulation.from_settings(config, COMM)
     simulation.start()
@@ -137,16 +130,6 @@ def test_the_choice_is_stored_and_kept_by_a_resumed_run(tmp_path, monkeypatch, c
     assert checkpoint.newest(tmp_path)[1]["group"] == 9
     resume(tmp_path, ["rounds=5", "run.group=2"], COMM)
     assert load(tmp_path).layout["group"] == 2
-    for start in (
-        lambda: resume(tmp_path, ["rounds=6", "run.group=1"], COMM),
-        lambda: run(job(Saddle(clients=9), tmp_path, reduction="exact", rounds=6, group=1), COMM),
-    ):
-        with pytest.raises(
-            CollectiveError, match=r"run.group (is 2 in the stored run and 1 in this|\(stored 2, now 1\))"
-        ):
-            start()
-    resume(tmp_path, ["rounds=6", "run.group=1", "run.reduction=fused"], COMM)
-    assert load(tmp_path).layout["group"] == 1
 
 
 def test_a_resumed_run_keeps_the_loop_or_vectorised_clients_with_any_size(tmp_path, monkeypatch, capsys):

@@ -11,32 +11,21 @@ from matplotlib.image import imread
 from mpifed.config.job import Config, ConfigError
 from mpifed.report.client_samples import ClassCounts, class_counts, draw_class_counts, print_counts
 
+DIGITS = {"dataset": "digits"}
 JOB = """
-[algorithm]
-name = "LocalSGDA"
-q = 2
-eta_x = 0.01
-eta_y = 0.01
-[problem]
-name = "{problem}"
-clients = 4
-{settings}
+algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }
+problem = { name = "DeepAUC", dataset = "digits", model = "linear", clients = 4 }
 """
 
 
-@pytest.fixture
-def job(tmp_path):
-    def write(problem: str, settings: str = ""):
-        path = tmp_path / "job.toml"
-        path.write_text(JOB.format(problem=problem, settings=settings))
-        return path
-
-    return write
+def config_of(problem: str, **settings) -> Config:
+    algorithm = {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01}
+    problem = {"name": problem, "clients": 4, **settings}
+    return Config.from_table({"algorithm": algorithm, "problem": problem, "run": {"data_dir": "nowhere"}})
 
 
-def test_counts_agree_with_the_clients_data(job):
-    settings = 'dataset = "digits"\npartition = { name = "dirichlet", alpha = 0.5 }'
-    config = Config.load(job("FairClassification", settings))
+def test_counts_agree_with_the_clients_data():
+    config = config_of("FairClassification", partition={"name": "dirichlet", "alpha": 0.5}, **DIGITS)
     found = class_counts(config)
     assert found.counts.shape == (4, 10) and found.counts.sum() == 1438
     for client in range(4):
@@ -45,25 +34,26 @@ def test_counts_agree_with_the_clients_data(job):
     assert found.title == "FairClassification, digits, dirichlet (alpha = 0.5), 4 clients, seed 0"
 
 
-def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss(job):
+def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss():
     ratios = [0.05, 0.1, 0.2, 0.4]
-    partition = f'dataset = "digits"\npartition = {{ name = "positive_ratios", ratios = {ratios} }}'
-    config = Config.load(job("DeepAUC", f'model = "linear"\n{partition}'))
+    settings = {"partition": {"name": "positive_ratios", "ratios": ratios}, **DIGITS}
+    config = config_of("DeepAUC", model="linear", **settings)
     found = class_counts(config)
     assert found.names == [*(f"{label}-" for label in range(5)), *(f"{label}+" for label in range(5, 10))]
     positive = found.counts[:, 5:].sum(axis=1)
     # Half a sample of a client's 180 negatives, at least.
     assert np.abs(positive / found.counts.sum(axis=1) - ratios).max() < 0.005
     assert config.problem._ratio == positive.sum() / found.counts.sum()
-    fair = Config.load(job("FairClassification", partition))
+    fair = config_of("FairClassification", **settings)
     counts = class_counts(fair).counts  # classes are weighted by their share in the clients' data
     # torch multiplies by a rounded reciprocal instead of dividing.
     weights = pytest.approx((counts.sum() / counts.sum(axis=0)).tolist(), rel=1e-15)
     assert fair.problem._inverse_share.tolist() == weights
 
 
-def test_info_of_a_job_prints_a_table_and_writes_a_figure(job, tmp_path):
-    path = job("DeepAUC", 'dataset = "digits"\nmodel = "linear"')
+def test_info_of_a_job_prints_a_table_and_writes_a_figure(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
     output = output_of("info", path, "problem.clients=3", "problem.partition.name=iid")
     assert "3 clients" in output
     rows = [line.split() for line in output.splitlines()]
@@ -87,13 +77,13 @@ def test_clients_of_a_table_have_names(job, tmp_path):
     assert {tuple(row[:2]) for row in rows if row and row[0] in ("0", "1")} == {("0", "east"), ("1", "north")}
 
 
-def test_problems_without_classes_and_without_data(job):
-    found = class_counts(Config.load(job("Saddle")))
+def test_problems_without_classes_and_without_data():
+    found = class_counts(config_of("Saddle"))
     assert found.names == ["samples"] and found.counts.tolist() == [[1]] * 4
     with pytest.raises(ConfigError, match="WGAN generates its samples"):
-        class_counts(Config.load(job("WGAN")))
+        class_counts(config_of("WGAN"))
     with pytest.raises(ConfigError, match="mnist lacks a file"):
-        class_counts(Config.load(job("FairClassification", 'dataset = "mnist"'), ["run.data_dir=nowhere"]))
+        class_counts(config_of("FairClassification", dataset="mnist"))
 
 
 def test_many_clients_and_classes_are_summarised(tmp_path, capsys):

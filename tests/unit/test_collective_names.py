@@ -54,7 +54,6 @@ def test_collectives_of_a_transport_have_its_name_as_well():
     transport, tensor = CudaMpi(comm, torch.device("cpu")), torch.tensor([1.0, 2.0, 0.0])
     assert transport.sum_(tensor, 5.0) == 10.0 and comm.calling == "" and transport.wire_bytes == 2 * 3 * 4
     assert transport.bcast_(tensor) is None and comm.calling == ""
-    assert transport.wire_bytes == 3 * 3 * 4, (
-        "an Allreduce sends and receives, a Bcast goes to the other rank"
-    )
+    # An Allreduce sends and receives, a Bcast goes to the other rank.
+    assert transport.wire_bytes == 3 * 3 * 4
     assert seen == ["cuda-mpi Allreduce", "cuda-mpi Bcast"] and tensor.tolist() == [2.0, 4.0, 10.0]

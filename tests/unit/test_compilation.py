@@ -5,7 +5,6 @@ is as with "inductor", which one test uses.
 """
 
 import shutil
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from everything import FITTING, METHODS, SETTINGS, method, problem
 from games import Game, configuration
 
 import mpifed.core.autodiff as autodiff
-from mpifed import Blocks, Minimax, resume, run
+from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS, LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.core.autodiff import Evaluation
@@ -164,20 +163,11 @@ def test_generated_code(tmp_path):
     torch.testing.assert_close(*points, rtol=1e-9, atol=1e-9)
 
 
-@dataclass
-class Branch(Minimax):
+class Branch(Game):
     """A loss that branches on a value, which cannot be traced."""
 
-    clients: int = 2
-
-    def variables(self):
-        return Blocks(x={"w": (2,)}, y={"v": (1,)})
-
-    def client_data(self, client):
-        return (torch.ones(3, 2),)
-
     def loss(self, x, y, batch):
-        value = (batch[0] @ x["w"]).sum() - y["v"].square().sum()
+        value = super().loss(x, y, batch)
         return 2 * value if value.item() > 0 else value
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from mpifed import Algorithm, Config, ConfigError
+from mpifed import Config, ConfigError
 from mpifed.algorithms import AFL, FGDA, MFCGD, SLIPPAX, STEM, AdaFGDA, LocalSGDA
 from mpifed.base.errors import short_repr, truncate
 from mpifed.base.settings import Preset, as_table, build, declared, problem_settings, suggest, title
@@ -90,7 +90,6 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ('run.out = ""', "run.out: expected the name of a folder, got '': is a shell variable unset?"),
         ('run.out = "a\\u0000b"', "expected the name of a folder without NUL characters"),
         ("run.out = 3", "run.out: Input should be a valid string, got 3"),
-        ("run.watchdog = inf", "run.watchdog: Input should be a finite number"),
         ("run.watchdog = nan", "run.watchdog: Input should be a finite number, got nan"),
         ("run.gpus = [true]", "run.gpus.0: Input should be a valid integer, got True"),
         ("stop.seconds = inf", "stop.seconds: Input should be a finite number, got inf"),
@@ -100,7 +99,6 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ("measures.of = []", "measures.of: List should have at least 1 item, got []"),
         ("problem.clients = true", "problem.clients: Input should be a valid integer, got True"),
         ("problem.tau = '10'", "problem.tau: Input should be a valid number, got '10': write 10"),
-        ("problem.tau = nan", "problem.tau: Input should be a finite number, got nan"),
         ("problem.centred = 1", "problem.centred: Input should be a valid boolean, got 1"),
         ("algorithm.eta_x = 1" + "0" * 400, "algorithm.eta_x: expected a finite number >= 0 or a schedule"),
         ("algorithm.eta_x = {name='power', scale=inf}", "'power'.scale: Input should be a finite number"),
@@ -171,7 +169,6 @@ def test_files_that_are_not_job_files(tmp_path):
     ("[{seed=[0]}, {rounds=[]}]", "per setting in [sweep], got an empty list"),
     ("{" + ", ".join(f"a{k} = {list(range(10))}" for k in range(100)) + "}", "at most 10,000 combinations"),
     ("{rounds = [1979-05-27, 1979-05-28]}", "rounds: Input should be a valid integer"),
-    ("{rounds = [true]}", "rounds: Input should be a valid integer, got True"),
     ("{seed=[1, 2]}, run = 5", "run: Input should be a table, got 5"),
     ("{seed=[1, 2]}, run = {out = ''}", "run.out: expected the name of a folder"),
 ])  # fmt: skip
@@ -230,12 +227,8 @@ def test_classes_without_the_right_decorator_are_refused():
     class Mine(Saddle):  # a plain dataclass uses the Field objects of its base class as values
         c: float = 1.0
 
-    class Bare(Algorithm):
-        pass
-
     says = "Mine.d has no value: decorate the class with mpifed.base.settings.problem_settings"
     assert says in refusal(lambda: Config(algorithm=METHOD, problem=Mine()))
-    assert "Bare must be a dataclass" in refusal(lambda: Config(algorithm=Bare(), problem=Saddle()))
 
 
 NORMED = dict(eta_x=0.1, eta_y=0.1, gamma_x=0.1, gamma_y=0.1)
@@ -266,22 +259,15 @@ def test_the_preset_with_the_most_fixed_settings_names_and_describes_a_method():
     stem, fgda = STEM(q=2, eta=0.1), FGDA(q=2)
     assert type(stem) is type(fgda) is AdaFGDA and (title(stem), title(fgda)) == ("STEM", "FGDA")
     assert as_table(stem)["name"] == "STEM" and "lam" not in as_table(stem)
-    assert (declared(stem, "family"), declared(fgda, "family"), stem.family) == (
-        "minimisation",
-        "minimax",
-        "minimax",
-    )
-    assert refusal(lambda: Config(algorithm=stem, problem=Saddle())).startswith(
-        "STEM solves minimisation problems, but Saddle is a minimax problem"
-    )
+    assert declared(stem, "family") == "minimisation"
+    assert declared(fgda, "family") == stem.family == "minimax"
+    refused = refusal(lambda: Config(algorithm=stem, problem=Saddle()))
+    assert refused.startswith("STEM solves minimisation problems, but Saddle is a minimax problem")
     afl = Config(algorithm=AFL(gamma_x=0.1, gamma_y=0.1), problem=Saddle())
     assert afl.output_rule == "average" and title(afl.algorithm) == "AFL"
     assert Config(algorithm=AFL.cls(tau=1, **NORMED), problem=Saddle()).output_rule == "last"
-    assert (AFL.source, AFL.cites, AFL.steps) == (
-        "Mohri, Sivek & Suresh 2019",
-        ("mohri2019afl",),
-        AFL.cls.steps,
-    )
+    assert AFL.source == "Mohri, Sivek & Suresh 2019" and AFL.cites == ("mohri2019afl",)
+    assert AFL.steps == AFL.cls.steps
 
 
 @pytest.mark.parametrize("table, change, changed", [

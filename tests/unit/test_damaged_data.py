@@ -14,7 +14,6 @@ from damage import CASES, PACK, READERS, SMALL
 
 from mpifed.base.memory import host_memory
 from mpifed.data import DataError, image_folder, images, npz, sources
-from mpifed.data.npz import MedMnist
 
 #: Limits of a rejection in seconds and bytes: it takes milliseconds and some copies of ``SMALL``.
 SECONDS, BYTES = 10, 100 * 2**20
@@ -114,13 +113,3 @@ def test_a_pickle_can_only_refer_to_the_types_of_arrays():
         if (module, name) not in allowed:
             with pytest.raises(pickle.UnpicklingError, match="which is not allowed"):
                 images._unpickled(f"c{module}\n{name}\n.".encode(), "labels")
-
-
-def test_medmnist_has_the_declared_number_of_classes(tmp_path):
-    """Three classes, an odd number, so that the upper half of the labels is one class."""
-    images = READERS["medmnist"][0](str(write(tmp_path, READERS["medmnist"][1])))
-    assert images.classes == 3 and images.train_labels.unique().tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match="all 4 classes, found none of class 3"):
-        MedMnist("d", 4)(str(tmp_path))
-    with pytest.raises(DataError, match="expected labels from 0 to 1, found 2 in row 2"):
-        MedMnist("d", 2)(str(tmp_path))

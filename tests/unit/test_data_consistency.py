@@ -3,19 +3,17 @@
 import hashlib
 import html
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 import h5py
 import pytest
-from games import Game, configuration
+from games import Game, Reading, configuration
 
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
-from mpifed.simulation.setup import _difference, agree_on_data, expect_same
+from mpifed.simulation.setup import _difference, expect_same
 
 
 def table(**digests: str) -> dict:
@@ -42,12 +40,6 @@ def test_the_first_file_that_differs_or_is_missing_on_a_rank_is_named(tables, ex
     assert _difference(tables) == expected
 
 
-def test_errors_of_the_preparation_are_raised_on_all_ranks():
-    agree_on_data(SerialComm(), {"a": DataFile("/data/a", "1")}, None)
-    with pytest.raises(CollectiveError, match="no such file"):
-        agree_on_data(SerialComm(), {}, "no such file")
-
-
 def test_a_game_has_the_files_of_its_problem():
     problem = FairClassification(dataset="digits", clients=2)
     assert problem.files == {}
@@ -56,31 +48,17 @@ def test_a_game_has_the_files_of_its_problem():
     assert as_family(problem, "operator").files == problem.files
 
 
-@dataclass
-class Reading(Game):
-    """The game, which reads a file and declares it with ``declares``."""
-
-    file: str = ""
-    declares: bool = True
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed, data_dir)
-        content = Path(self.file).read_bytes()
-        if self.declares:
-            self.files = {"prices": DataFile(self.file, hashlib.sha256(content).hexdigest())}
-
-
-@pytest.mark.parametrize("declares", [True, False])
-def test_files_that_a_user_defined_problem_reads(tmp_path, declares):
+@pytest.mark.parametrize("problem", [Reading, Game])
+def test_files_that_a_user_defined_problem_reads(tmp_path, problem):
     """Results and report contain the declared files, and do not deny that others were read."""
     pytest.importorskip("matplotlib")
     from mpifed.report.report import report
 
-    file, out = tmp_path / "prices.csv", tmp_path / "run"
+    file, out, declares = tmp_path / "prices", tmp_path / "run", problem is Reading
     file.write_text("1,2\n")
-    problem = Reading(file=str(file), declares=declares)
-    run(configuration(LocalSGDA(q=2, eta_x=0.01, eta_y=0.01), problem, out, rounds=1), SerialComm())
-    digest = hashlib.sha256(b"1,2\n").hexdigest()
+    method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
+    run(configuration(method, problem(), out, rounds=1, data_dir=str(tmp_path)), SerialComm())
+    digest = hashlib.md5(b"1,2\n").hexdigest()
     with h5py.File(out / "run.h5") as results:
         known = json.loads(results.attrs["data"])
     assert known == ({"prices": {"path": str(file), "digest": digest}} if declares else {})

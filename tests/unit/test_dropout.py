@@ -1,20 +1,22 @@
 """Dropout by address: its random words, its effect on values, and calls without dropout."""
 
+import everything  # noqa: F401  (registers the sentences)
 import networks
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles import prepared
 from torch import nn
 
 import mpifed
+from mpifed.algorithms import LocalSGDA
 from mpifed.core.sampling import AddressedBatch, DropoutMode, SampleWords, current_words, with_dropout_words
 from mpifed.core.streams import Stream, generator, key
-from mpifed.data import TEXTS, Texts
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.problems import DeepAUC
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import DeepAUC, TextAUC
 
-KEY = key(7, "dropout")
+KEY, STEPS = key(7, "dropout"), LocalSGDA(q=3, eta_x=0.1, eta_y=0.1)
 
 
 def words(number=3, round=5, client=2) -> SampleWords:
@@ -102,28 +104,14 @@ def test_address_is_set_only_during_the_call():
     assert current_words() is None
 
 
-def go(out, model, rounds=2, clients=4, **run) -> dict:
-    table = {
-        "rounds": rounds,
-        "algorithm": {"name": "LocalSGDA", "q": 3, "eta_x": 0.1, "eta_y": 0.1},
-        "problem": {"name": "DeepAUC", "dataset": "digits", "clients": clients, "model": model},
-        "oracle": {"batch_size": 4},
-        "run": {"out": str(out), "progress": False, "dtype": "float64", **run},
-    }
-    return mpifed.run(table, SerialComm()).point["x"]
-
-
-def test_round_agrees_with_plain_torch(tmp_path):
-    """One client's three steps, with the masks of (number, round 1, client 0)."""
-    found = go(tmp_path, f"{networks.__file__}:dropping", rounds=1, clients=1)
-    problem = DeepAUC(dataset="digits", clients=1, model=f"{networks.__file__}:dropping")
-    problem.prepare(0)
+def three_steps(problem, client: int) -> torch.Tensor:
+    """The client's x after the first round in plain torch, with the masks of (number, round 1, client)."""
     start = problem.initial(generator(0, "initial"))["x"].double()
     x, y, blocks = start.clone(), torch.zeros(1, dtype=torch.float64), problem.variables()
-    images, positive = (column.double() for column in problem.client_data(0))
+    images, positive = (column.double() for column in problem.client_data(client))
     for k in range(3):
-        chosen = Stream(0, "sample", [0], 1, 1, k).integers([len(images)], 4)[0, 0]
-        keep = Stream(0, "dropout", [0], 1, 1, k).words(24).reshape(4, 6) >= 2**31
+        chosen = Stream(0, "sample", [client], 1, 1, k).integers([len(images)], 4)[0, 0]
+        keep = Stream(0, "dropout", [client], 1, 1, k).words(24).reshape(4, 6) >= 2**31
         point = [one.detach().clone().requires_grad_() for one in (x, y)]
         named = blocks.unflatten("x", point[0])
         h = torch.tanh(images[chosen].flatten(1) @ named["first.weight"].T + named["first.bias"])
@@ -135,58 +123,38 @@ def test_round_agrees_with_plain_torch(tmp_path):
         below = p * (1 - one) * ((h - named["b"]) ** 2 + slope)
         gx, gy = torch.autograd.grad((above + below - p * (1 - p) * point[1] ** 2).mean(), point)
         x, y = x - 0.1 * gx, y + 0.1 * gy
+    return x
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
+def test_a_round_agrees_with_plain_torch(group):
+    problem = DeepAUC(dataset="digits", clients=2, model=f"{networks.__file__}:dropping")
+    run = {"dtype": "float64", "group": group}
+    simulation = mpifed.Simulation(problem, STEPS, oracle={"batch_size": 4}, run=run, comm=SerialComm())
+    simulation.start()
+    simulation.step()
+    expected = (three_steps(problem, 0) + three_steps(problem, 1)) / 2
     # Three steps in float64, with products in another order.
-    np.testing.assert_allclose(found, x, rtol=1e-10, atol=1e-12)
-
-
-def test_groups_use_the_same_masks(tmp_path):
-    model = f"{networks.__file__}:dropping"
-    alone, pairs, together = (
-        go(tmp_path / str(group), model, group=group, reduction="exact") for group in (1, 2, "all")
-    )
-    assert torch.equal(pairs, together)
-    # The loop has other kernels: ulps of float64 after six steps.
-    torch.testing.assert_close(alone, pairs, rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(alone, go(tmp_path / "none", {"name": model, "p": 0.0}), atol=1e-3)
+    np.testing.assert_allclose(simulation.shared.x, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_evaluations_have_no_dropout():
-    problem, none = (
-        DeepAUC(dataset="digits", clients=2, model={"name": f"{networks.__file__}:dropping", "p": p})
-        for p in (0.5, 0.0)
-    )
-    for one in (problem, none):
-        one.prepare(0)
+    models = [{"name": f"{networks.__file__}:dropping", "p": p} for p in (0.5, 0.0)]
+    problem, none = (prepared(DeepAUC(dataset="digits", clients=2, model=model)) for model in models)
     assert problem.model.has_dropout and not none.model.has_dropout
     x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"].float())
     y, rows = {"alpha": torch.zeros(1)}, slice(0, 20)
     assert torch.equal(problem.predict(x, y, rows), none.predict(x, y, rows))
 
 
-def test_dropout_in_a_sequence_model(tmp_path, monkeypatch):
-    words = ["good", "fine", "bad", "poor", "day", "night"]
-    rng = generator(0, "texts")
-    labels = rng.integers(0, 2, 60)
-    texts = [" ".join([words[2 * (1 - one) + rng.integers(2)], *rng.choice(words[4:], 3)]) for one in labels]
-    made = Texts(texts[:40], labels[:40], texts[40:], labels[40:])
-    monkeypatch.setitem(TEXTS, "made", lambda data_dir=None: made)
+def test_dropout_in_a_sequence_model():
     model = {"name": f"{networks.__file__}:Reader", "dimension": 6, "p": 0.3}
-    table = {
-        "rounds": 2,
-        "algorithm": {"name": "LocalSGDA", "q": 3, "eta_x": 0.1, "eta_y": 0.1},
-        "problem": {
-            "name": "TextAUC", "dataset": "made", "clients": 4, "vectors": "random", "dimension": 6,
-            "length": 5, "model": model,
-        },
-        "oracle": {"batch_size": 4},
-        "run": {"out": str(tmp_path), "progress": False},
-    }  # fmt: skip
-    result = mpifed.run(table, SerialComm())
-    assert list(result.parameters["x"])[:2] == ["read.weight_ih_l0", "read.weight_hh_l0"]
-    wrong = table | {"problem": table["problem"] | {"model": f"{networks.__file__}:Net"}}
-    wrong["run"] = table["run"] | {"overwrite": True}
-    with pytest.raises(
-        CollectiveError,
-        match=r"does not accept samples of shape \[3, 5, 6\] \(batch, length, d\) with lengths",
-    ):
-        mpifed.run(wrong, SerialComm())
+    texts = dict(dataset="sentences", clients=3, vectors="random", dimension=6, length=5)
+    simulation = mpifed.Simulation(
+        TextAUC(model=model, **texts), STEPS, oracle={"batch_size": 4}, comm=SerialComm()
+    )
+    simulation.start()
+    simulation.step()
+    assert torch.isfinite(simulation.point()).all()
+    with pytest.raises(ValueError, match=r"does not accept samples of shape \[3, 5, 6\] .* with lengths"):
+        prepared(TextAUC(model=f"{networks.__file__}:Net", **texts))

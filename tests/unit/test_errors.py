@@ -99,11 +99,8 @@ COMMANDS = [
     ('run auc.toml algorithm={name="FedAvg",K=1,eta=0.1}', "DeepAUC is a minimax problem", "FGDA"),
     ("run auc.toml problem.dataset=mnist --data-dir nowhere", "mnist lacks a file",
      "--data-dir or $MPIFED_DATA"),
-    ("run auc.toml problem.model=lenet5 problem.dataset=digits", "lenet5 takes images of 28 x 28"),
     ("run auc.toml problem.clients=5000", "one sample per client", "1438 samples for 5000 clients"),
-    ("run job.toml participation.cohort=9", "cohort = 9 is more than problem.clients = 4"),
     ("run job.toml run.device=cuda", "requires a GPU", "set run.device = 'auto' or 'cpu'"),
-    ("run job.toml stop.metric=eror stop.at_most=1", "is not a metric of this problem", "error"),
     ('run job.toml record=["w"]', "there is no block 'w' (options: x, y)"),
     ("sweep sweep.toml", "[sweep] gama=0.1", "did you mean 'gamma'?"),
     ("run sweep.toml", "start it with `mpifed sweep`"),
@@ -113,7 +110,6 @@ COMMANDS = [
     ("run job.toml algorithm.name=./method.py:Mine", "/method.py:Mine algorithm.eta=..."),
     ("sweep job.toml sweep.seed=1,2", "'sweep.seed=[1,2]'"),
     ("resume sub", "there is no checkpoint in sub", "`mpifed run`"),
-    ("run job.toml run.out=job.toml", "cannot write to run.out = job.toml"),
     ("run method.toml algorithm.name=./method.py:Min", "did you mean 'Mine'?"),
     ("run job.toml algorithm=./method.py", "expected ./method.py:Name"),
     ("run auc.toml problem.model=./net.py:Net", "net.py:Net", "expected"),
@@ -136,13 +132,10 @@ PLUGINS = [
     ("method", "    eta: float", "    eta float", "SyntaxError", "eta float"),
     ("method", "import dataclass", "import dataclas", "ImportError", "line 2"),
     ("method", "client_round", "client_rond", "'Mine' object has no attribute 'client_round'"),
-    ("method", "@dataclass(frozen=True)\n", "", "must be a dataclass"),
     ("method", "* gx", "* gx.double()", "expected float32, got float64", "message.x ="),
     ("own", "(0, 3, 20)", "(0, 9, 20)", "out of bounds", "labels must be integers"),
     ("own", 'x["w"], labels)', 'x["w"], labels).detach()', "does not depend on the parameters"),
     ("own", 'x["w"], labels)', 'x["w"].T, labels)', "shapes cannot be multiplied", "rows of one client"),
-    ("own", "labels = rng.standard_normal((20, 5))", "labels = np.full((20, 5), np.nan)",
-     "expected finite numbers"),
     ("own", "rng = np", 'open(f"{client}.npz")\n        rng = np', "FileNotFoundError", "0.npz"),
 ]
 # fmt: on
@@ -209,9 +202,8 @@ def test_folders_of_other_jobs_and_other_files(folder, message, monkeypatch, cap
     main()
     capsys.readouterr()
     text = message(["run", "job.toml", "algorithm.gamma=0.3"])
-    assert (
-        "algorithm.gamma is 0.1 in the stored run and 0.3 in this job" in text and "another run.out" in text
-    )
+    assert "algorithm.gamma is 0.1 in the stored run and 0.3 in this job" in text
+    assert "another run.out" in text
     (folder / "theirs").mkdir()
     (folder / "theirs/run.h5").write_text("mine")
     text = message(["run", "job.toml", "run.out=theirs"])

@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from games import configuration
 from oracles import oracle_of, prepared
 from realdata import real
 
-from mpifed import run
-from mpifed.algorithms import LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
 from mpifed.data import DATASETS, USER_DATASETS, DataError
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import FairClassification, GroupParity
 
 TWO = dict(dataset="two-groups", groups="group", clients=3)
@@ -88,6 +84,7 @@ def test_metrics_of_groups():
     expected = [low + rate * (high - low) for rate in rates]
     # The losses are computed in float32.
     assert [found["loss_large"], found["loss_small"]] == pytest.approx(expected, rel=1e-6)
+    assert found["loss_gap"] == pytest.approx(abs(expected[0] - expected[1]), rel=1e-6)
     scores[0, 0] = torch.nan
     assert np.isnan(problem.metrics(*point(problem), scores)["worst_accuracy"])
     parity = prepared(GroupParity(**TWO, criterion="equal_opportunity"))
@@ -99,6 +96,7 @@ def test_metrics_of_groups():
     p, positive = scores.softmax(1)[:, 1].numpy(), data.test_labels.numpy() == 1
     groups = data.groups["group"].numbers["test"]
     gaps = [p[positive & (groups == g)].mean() - p[positive].mean() for g in range(2)]
+    assert found["score_gap"] == pytest.approx(abs(gaps[0] - gaps[1]), rel=1e-12)
     penalty = sum(gap**2 / (2 * 0.1) for gap in gaps)  # no multiplier is at its bound
     loss = torch.nn.functional.cross_entropy(scores, data.test_labels)
     assert found["objective"] == pytest.approx(float(loss) + penalty, rel=1e-12)
@@ -122,21 +120,6 @@ def test_held_out_groups_are_those_of_the_split():
     assert len(problem.test_groups()) == problem.test_rows == 600
 
 
-def test_the_worst_group_is_better_than_on_average(tmp_path):
-    """Weights of groups lower the largest loss of a group; the penalty lowers the gap of the rates."""
-
-    def last(problem, eta_y, number):
-        method = LocalSGDA(q=4, eta_x=0.2, eta_y=eta_y)
-        config = configuration(method, problem, tmp_path / str(number), noise=0, group="all", rounds=40,
-                               batch_size=0)  # fmt: skip
-        return run(config.model_copy(update={"record": ()}), SerialComm()).metrics
-
-    fixed, fair = (last(FairClassification(**TWO, model="linear"), eta, n) for n, eta in enumerate((0, 0.3)))
-    assert fair["loss_gap"] < 0.5 * fixed["loss_gap"]
-    free, equal = (last(GroupParity(**TWO), eta, 2 + n) for n, eta in enumerate((0, 5.0)))
-    assert equal["score_gap"] < 0.5 * free["score_gap"]
-
-
 CSV = "age,sex,city,label\n" + "".join(
     f"{k},{'fm'[k % 3 == 0]},{'ab'[k % 2]},{k // 2 % 2}\n" for k in range(24)
 )
@@ -157,10 +140,8 @@ def test_groups_of_a_table_are_no_features(tmp_path, monkeypatch):
         assert data.groups["sex"].numbers[part].tolist() == (ages % 3 == 0).astype(int).tolist()
     assert data.groups["sex"].names == ("f", "m")
     kept = table(tmp_path, monkeypatch, groups=["sex"], group_features=True)()
-    assert (
-        kept.shape == (5,)
-        and (kept.train[:, 2] == torch.from_numpy(kept.groups["sex"].numbers["train"])).all()
-    )
+    assert kept.shape == (5,)
+    assert kept.train[:, 2].tolist() == kept.groups["sex"].numbers["train"].tolist()
 
 
 def test_groups_of_an_archive(tmp_path, monkeypatch):
@@ -177,8 +158,6 @@ def test_wrong_groups_are_reported(tmp_path, monkeypatch):
         table(tmp_path, monkeypatch, groups=["sexx"])()
     with pytest.raises(ConfigError, match="LIBSVM text, whose columns have no names.*groups"):
         table(tmp_path, monkeypatch, file="mine", target="label", groups=["sex"])
-    with pytest.raises(ConfigError, match="group_features applies only to .csv and .tsv files"):
-        table(tmp_path, monkeypatch, file="mine.npz", groups=["sex"], group_features=True)
     with pytest.raises(ValueError, match="groups = 'race': the data set has the groups group"):
         prepared(FairClassification(dataset="two-groups", groups="race"))
     with pytest.raises(ValueError, match="groups = 'sex': the data set has no groups; a table has them"):

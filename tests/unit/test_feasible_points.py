@@ -40,9 +40,8 @@ def test_non_finite_values_are_not_infeasible(game):
 
 
 def test_a_game_has_the_blocks_of_its_problem(game):
-    assert (
-        found(as_family(game, "operator"), torch.tensor([0.0, 0, 0, 1, 1])) == "y is 0.707 away from its set"
-    )
+    point = torch.tensor([0.0, 0, 0, 1, 1])
+    assert found(as_family(game, "operator"), point) == "y is 0.707 away from its set"
 
 
 def test_the_domain_of_a_convex_part_is_a_set():

@@ -1,16 +1,14 @@
 """The finite-max problem: its solution, and its gradients as gradients of F(x)ᵀy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from games import configuration
 from oracles import oracle_of
 
-from mpifed.algorithms import FESSGDA
 from mpifed.base.errors import ConfigError
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import FiniteMax
-from mpifed.simulation.simulation import Simulation
 
 PROBLEMS = [
     FiniteMax(d=5, clients=3, heterogeneity=0.5),
@@ -53,36 +51,15 @@ def test_a_function_is_not_convex():
     assert min(np.linalg.eigvalsh(P).min() for P in PROBLEMS[0]._P) < -0.1
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_gradients_equal_those_of_autograd(problem):
-    rng = np.random.default_rng(3)
-    x, y = (torch.from_numpy(rng.standard_normal(size)) for size in (problem.d, problem.functions))
-    oracle = oracle_of(problem)
-    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
-    for n in range(problem.clients):
-        P, linear, star = (column[0] for column in problem.client_data(n))
-        point, weights = x.clone().requires_grad_(), y.clone().requires_grad_()
-        v = point - star
-        F = torch.stack([v @ P[i] @ v / 2 + linear[i, :-1] @ v + linear[i, -1] for i in range(len(P))])
-        expected = torch.autograd.grad(F @ weights, (point, weights))
-        torch.testing.assert_close((gx[n], gy[n]), expected, rtol=1e-12, atol=1e-12)  # another order of sums
-
-
-def test_fess_gda_converges_to_the_solution():
-    """y stays in the simplex, and the metrics, distances from (x*, y*), vanish."""
-    problem = FiniteMax(d=4, clients=3)
-    method = FESSGDA(K=5, eta_xl=0.02, eta_yl=0.02, p=2.0, beta=0.3)
-    simulation = Simulation.from_settings(
-        configuration(method, problem, "unused", rounds=800, noise=0.0, batch_size=0), SerialComm()
+def test_metrics_are_distances_from_the_solution():
+    problem = PROBLEMS[0]
+    x, y = problem.solution()
+    found = problem.metrics(
+        {"x": x + torch.tensor([3.0, 0, 4, 0, 0])}, {"y": y[[1, 0, *range(2, len(y))]]}, None
     )
-    simulation.start()
-    first = simulation.evaluate(simulation.shared)
-    for _ in range(800):
-        simulation.step()
-    last = simulation.evaluate(simulation.shared)
-    assert float(simulation.shared.y.sum()) == pytest.approx(1) and float(simulation.shared.y.min()) >= 0
-    assert first["phi_gap"] > 0.1 and 0 <= last["phi_gap"] < 1e-3 * first["phi_gap"]
-    assert last["x_error"] < 1e-3 and last["y_error"] < 1e-3
+    assert found["x_error"] == pytest.approx(5) and found["phi_gap"] > 0.1
+    assert found["y_error"] == pytest.approx(math.sqrt(2) * abs(float(y[0] - y[1])))
+    assert problem.metrics({"x": x}, {"y": y}, None) == {"phi_gap": 0, "x_error": 0, "y_error": 0}
 
 
 def test_more_active_functions_than_functions():

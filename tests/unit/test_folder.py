@@ -20,7 +20,6 @@ from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import folder as module
 from mpifed.storage.files import LOCK_FILE, MARKER
 from mpifed.storage.folder import Folder
-from mpifed.storage.results import load
 
 ROUNDS = 10
 
@@ -200,15 +199,6 @@ def test_lost_folder(out, at, capsys, act, why):
     )
     assert warnings == ["6", "9"]
     assert os.listdir(os.getcwd()) == [] and not list(out.parents[1].rglob("*.tmp.*"))
-
-
-def test_restored_folder(out, at, whole, capsys):
-    away = out.with_name("away")
-    at(5, lambda: out.rename(away))
-    at(8, lambda: away.rename(out))
-    np.testing.assert_array_equal(run(job(out)).point["x"].numpy(), whole)
-    assert os.listdir(out.parent) == ["run"] and load(out).stopped == f"all {ROUNDS} rounds done"
-    assert capsys.readouterr().err.count("could not be written") == 1
 
 
 def test_removed_lock_file_is_created_again(out, at):

@@ -69,13 +69,8 @@ def test_hyperparameters_and_other_settings_that_differ_are_columns(tmp_path):
         "CDMA": {"q": 4, "matrix": {"name": "adam", "rho": 0.1}},
     }.items()):  # fmt: skip
         problem = {"name": "Saddle", "clients": 2 + number, "d": 3}
-        write(
-            tmp_path / method,
-            method,
-            rounds=0,
-            error=[1],
-            config={"algorithm": algorithm, "problem": problem},
-        )
+        config = {"algorithm": algorithm, "problem": problem}
+        write(tmp_path / method, method, rounds=0, error=[1], config=config)
     found = mpifed.frame([tmp_path / "FGDA", tmp_path / "CDMA"]).set_index("method")
     names = [name for name in found if "." in name]
     assert "problem.clients" in names and "problem.d" not in names and "algorithm.name" not in names

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 import pytest
+import saddle_job
 import torch
 from runfiles import edited
 from small_job import LIMIT, job
@@ -22,23 +23,11 @@ from mpifed.problems import Classification
 from mpifed.storage.results import End
 
 COMM = SerialComm()
+MLP = {"name": "mlp", "hidden": [3]}
 
 
 def table(folder) -> dict:
-    return {
-        "rounds": 4,
-        "record": ["x"],
-        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
-        "problem": {"name": "Saddle", "clients": 3, "d": 2},
-        "oracle": {"batch_size": 0},
-        "run": {
-            "progress": False,
-            "dtype": "float64",
-            "eval_every": 2,
-            "checkpoint_every": 2,
-            "out": str(folder),
-        },
-    }
+    return saddle_job.table(folder, rounds=4, record=["x"], run={"eval_every": 2})
 
 
 def same(one: mpifed.Result, other: mpifed.Result) -> None:
@@ -62,23 +51,20 @@ def test_tables_files_and_configs_define_the_same_job(tmp_path):
     assert settings == table(tmp_path / "table"), "the caller's table is unchanged"
     path = tmp_path / "job.toml"
     path.write_text(
-        'rounds = 9\nrecord = ["x"]\n'
-        'problem = { name = "Saddle", clients = 3, d = 2 }\noracle.batch_size = 0\n'
-        'algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
-        'run = { progress = false, dtype = "float64" }\n'
+        'rounds = 9\nrecord = ["x"]\nproblem = { name = "Saddle", clients = 4, d = 3 }\n'
+        'oracle = { batch_size = 0, noise = { name = "gaussian", scale = 0.1 } }\n'
+        'algorithm = { name = "AdaFGDA", q = 2, sync_estimator = "local" }\n'
+        'run = { progress = false, dtype = "float64", reduction = "exact" }\n'
     )
     changes = ["rounds=4", f"run.out={tmp_path / 'file'}"]
     for form in (path, str(path)):
         second = mpifed.run(form, COMM, "never", [*changes, "run.overwrite=true"])
-    third = mpifed.run(mpifed.Config.from_table(table(tmp_path / "config")), COMM)
+    config = mpifed.Config.from_table(table(tmp_path / "config"))
+    third = mpifed.run(config, COMM)
     fourth = mpifed.run(third.config, COMM, overrides=[f"run.out={tmp_path / 'again'}"])
     for result in (second, third, fourth):
-        assert torch.equal(result.point["x"], first.point["x"]) and torch.equal(
-            result.point["y"], first.point["y"]
-        )
-    changed = mpifed.run(
-        mpifed.Config.from_table(third.config), COMM, overrides=["seed=1", f"run.out={tmp_path / 'b'}"]
-    )
+        assert all(torch.equal(result.point[block], first.point[block]) for block in "xy")
+    changed = mpifed.run(config, COMM, overrides=["seed=1", f"run.out={tmp_path / 'b'}"])
     assert not torch.equal(changed.point["x"], first.point["x"])
 
 
@@ -99,7 +85,7 @@ def test_invalid_jobs(tmp_path, start, error):
 def test_a_loaded_result_equals_the_returned_result(tmp_path):
     result = mpifed.run(table(tmp_path / "run"), COMM)
     assert result.end == End("rounds", "all 4 rounds done") and not result.unfinished
-    assert result.iterates["x"].shape == (4, 2) and result.costs["oracle_calls"].dtype == np.int64
+    assert result.iterates["x"].shape == (4, 3) and result.costs["oracle_calls"].dtype == np.int64
     same(mpifed.load(tmp_path / "run"), result)
     same(mpifed.load(tmp_path / "run" / "run.h5"), result)
     with h5py.File(tmp_path / "run" / "run.h5") as file:
@@ -120,7 +106,7 @@ def test_the_blocks_of_a_result_are_those_of_the_problem_for_every_method(tmp_pa
     assert all({*one.best.point} == {"x", "y"} for one in (result, loaded))
     for one in (result, loaded):
         assert {block: [*named] for block, named in one.parameters.items()} == {"x": ["x"], "y": ["y"]}
-        assert {block: len(flat) for block, flat in one.point.items()} == {"x": 2, "y": 2}
+        assert {block: len(flat) for block, flat in one.point.items()} == {"x": 3, "y": 3}
         assert all(torch.equal(one.parameters[block][block], result.point[block]) for block in "xy")
 
 
@@ -128,12 +114,7 @@ def test_parameters_have_their_names_and_shapes(tmp_path):
     settings = table(tmp_path / "run") | {
         "record": [],
         "oracle": {"batch_size": 4},
-        "problem": {
-            "name": "DeepAUC",
-            "dataset": "digits",
-            "clients": 2,
-            "model": {"name": "mlp", "hidden": [3]},
-        },
+        "problem": {"name": "DeepAUC", "dataset": "digits", "clients": 2, "model": MLP},
     }
     result = mpifed.run(settings, COMM)
     loaded = mpifed.load(tmp_path / "run")
@@ -141,14 +122,8 @@ def test_parameters_have_their_names_and_shapes(tmp_path):
     for block, parameters in loaded.parameters.items():
         flat = torch.cat([value.reshape(-1) for value in parameters.values()])
         assert torch.equal(flat, loaded.point[block])
-    shapes = {
-        "fc1.weight": (3, 64),
-        "fc1.bias": (3,),
-        "fc2.weight": (1, 3),
-        "fc2.bias": (1,),
-        "a": (1,),
-        "b": (1,),
-    }
+    shapes = {"fc1.weight": (3, 64), "fc1.bias": (3,), "fc2.weight": (1, 3), "fc2.bias": (1,)}
+    shapes |= {"a": (1,), "b": (1,)}
     assert {name: tuple(value.shape) for name, value in loaded.parameters["x"].items()} == shapes
     assert list(loaded.parameters["x"]) == list(shapes), "parameters have the order of the flat vector"
     with h5py.File(tmp_path / "run" / "run.h5") as file:
@@ -165,7 +140,7 @@ def test_files_of_earlier_versions(tmp_path):
             del file["final"][block]
             file["final"][block] = values.numpy()
     old = mpifed.load(tmp_path / "run")
-    assert old.end == End("", "all 4 rounds done") and old.parameters == {} and old.point["x"].shape == (2,)
+    assert old.end == End("", "all 4 rounds done") and old.parameters == {} and old.point["x"].shape == (3,)
 
 
 STATE = """

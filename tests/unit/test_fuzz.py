@@ -78,9 +78,8 @@ def test_changes(overrides):
 
 def execute(*words: str) -> tuple[int, str]:
     """Return the exit code and the output of a command in this process."""
-    output = io.TextIOWrapper(
-        io.BytesIO(), encoding="utf-8", write_through=True
-    )  # scripts are written as bytes
+    # Scripts are written as bytes.
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(output):
         patch.setattr(sys, "argv", ["mpifed", *words])
         patch.setattr(errors.signal, "signal", lambda *_: None)  # a command ends by ignoring signals

@@ -208,12 +208,13 @@ def test_ranges():
     assert format_ranges([3]) == "3" and format_ranges([0, 1, 2, 5, 7, 8], " to ") == "0 to 2, 5, 7 to 8"
 
 
-def test_restored_folder_has_valid_older_checkpoints(whole, tmp_path, at):
+def test_restored_folder_has_valid_older_checkpoints(whole, tmp_path, at, capsys):
     place, away = tmp_path / "a" / "run", tmp_path / "a" / "away"
     at(3, lambda: place.rename(away))
     at(7, lambda: away.rename(place))
     expect_equal(run(job(place), COMM), whole[0])
     assert os.listdir(tmp_path / "a") == ["run"]
+    assert capsys.readouterr().err.count("could not be written") == 2, "after rounds 4 and 6"
     for path in reversed(Folder(place).checkpoints()):
         assert checkpoint.newest(place)[0] == path and not checkpoint.newest(place)[3]
         path.unlink()

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from commands import output_of
-from everything import SETTINGS, method
+from everything import method, problem
 from safetensors.torch import load_file, save_file
 
 import mpifed
-from mpifed.base.settings import build
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
@@ -27,17 +26,11 @@ run = { out = "run", progress = false, checkpoint_every = 1 }
 SHAPES = {"fc1.weight": (3, 64), "fc1.bias": (3,), "fc2.weight": (1, 3), "fc2.bias": (1,)}
 
 
-def config(folder, problem, name=None, **settings):
-    cls = PROBLEMS[problem]
+def config(folder, name, algorithm=None, **settings):
     run = {"out": str(folder / "run"), "progress": False} | settings.pop("run", {})
-    return mpifed.Config(
-        algorithm=method(name or METHODS[cls.family]),
-        problem=build(cls, dict(SETTINGS[problem]), problem),
-        rounds=2,
-        oracle={"batch_size": 4},
-        run=run,
-        **settings,
-    )
+    settings |= {"rounds": 2, "oracle": {"batch_size": 4}, "run": run}
+    algorithm = method(algorithm or METHODS[PROBLEMS[name].family])
+    return mpifed.Config(algorithm=algorithm, problem=problem(name), **settings)
 
 
 def started(config) -> dict[str, dict[str, torch.Tensor]]:
@@ -64,21 +57,21 @@ def export(folder):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("problem", NETWORKS)
-def test_exported_weights_are_restored_exactly(tmp_path, problem, dtype):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_exported_weights_are_restored_exactly(tmp_path, name, dtype):
     run = {"dtype": dtype}
-    result = mpifed.run(config(tmp_path, problem, run=run), COMM)
+    result = mpifed.run(config(tmp_path, name, run=run), COMM)
     own, start = (
-        started(config(tmp_path, problem, run=run, seed=7, **more))
+        started(config(tmp_path, name, run=run, seed=7, **more))
         for more in ({}, {"initial": export(tmp_path)})
     )
     (block,) = {block for block, _ in result.network.values()}
-    for name, values in start[block].items():
-        expected = result.parameters[block] if name in result.network else own[block]
-        assert values.dtype == getattr(torch, dtype) and torch.equal(values, expected[name]), name
+    for key, values in start[block].items():
+        expected = result.parameters[block] if key in result.network else own[block]
+        assert values.dtype == getattr(torch, dtype) and torch.equal(values, expected[key]), key
     for other in {*start} - {block}:
-        assert all(torch.equal(one, own[other][name]) for name, one in start[other].items())
-    changed = [name for name in result.network if not torch.equal(start[block][name], own[block][name])]
+        assert all(torch.equal(one, own[other][key]) for key, one in start[other].items())
+    changed = [key for key in result.network if not torch.equal(start[block][key], own[block][key])]
     assert changed, "another seed"
 
 
@@ -134,56 +127,44 @@ def test_resumed_run_needs_the_same_file(tmp_path, job, monkeypatch):
         mpifed.resume("../run", ["rounds=4"], COMM)
 
 
-DIGITS = {f"other{n}": torch.ones(1) for n in range(9)}
+#: Tensors of a file, or its bytes, and the message.
 WRONG = {
-    "lacking": (weights(**{"fc2.bias": None}), ["lacks fc2.bias of the network"]),
+    "lacking": (weights(**{"fc2.bias": None}), "lacks fc2.bias of the network"),
     "other names": (
         {f"module.{name}": one for name, one in weights().items()},
-        [
-            "lacks fc1.weight, fc1.bias, fc2.weight, fc2.bias of the network, and has module.fc1.bias, ",
-            " instead",
-        ],
+        "lacks fc1.weight, .*, fc2.bias of the network, and has module.fc1.bias, .* instead",
     ),
     "more": (
-        weights(**DIGITS),
-        ["has other0,", "and 4 more, which the network (fc1.weight, ", ") does not have"],
+        weights(**{f"other{n}": torch.ones(1) for n in range(9)}),
+        r"has other0,.* and 4 more, which the network \(fc1.weight, .*\) does not have",
     ),
     "shape": (
         weights(**{"fc1.weight": torch.rand(64, 3)}),
-        ["'fc1.weight' has the shape [64, 3] in", "expected [3, 64]"],
+        r"'fc1.weight' has the shape \[64, 3\] in .*expected \[3, 64\]",
     ),
     "type": (
         weights(**{"fc1.bias": torch.zeros(3, dtype=torch.int32)}),
-        ["'fc1.bias' has the dtype int32 in", "expected floating-point numbers"],
+        "'fc1.bias' has the dtype int32 in .*expected floating-point numbers",
     ),
-    "not finite": (weights(**{"fc1.bias": torch.full((3,), torch.nan)}), ["'fc1.bias' has values", "finite"]),
+    "not finite": (weights(**{"fc1.bias": torch.full((3,), torch.nan)}), "'fc1.bias' has values .*finite"),
+    "text": (b"not weights", "a.safetensors is not a safetensors file"),
+    "cut": (b"\x40\0\0\0\0\0\0\0{", "a.safetensors is not a safetensors file"),
 }
 
 
-@pytest.mark.parametrize("tensors, says", WRONG.values(), ids=WRONG)
-def test_unsuitable_weights_are_refused_before_the_run(tmp_path, job, tensors, says):
-    save_file(tensors, "a.safetensors")
-    with pytest.raises(CollectiveError) as fault:
+@pytest.mark.parametrize("content, says", WRONG.values(), ids=WRONG)
+def test_unsuitable_files_are_refused_before_the_run(tmp_path, job, content, says):
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(content) if isinstance(content, bytes) else save_file(content, file)
+    with pytest.raises(CollectiveError, match=f"^initial: .*{says}") as error:
         mpifed.run(job, COMM, overrides=["initial=a.safetensors"])
-    assert all(words in str(fault.value) for words in says) and str(fault.value).startswith("initial: ")
-    assert len(str(fault.value).splitlines()) == 1 and not list((tmp_path / "run").glob("*.h5"))
+    assert "\n" not in str(error.value) and not list((tmp_path / "run").glob("*.h5"))
 
 
-FILES = {
-    "a.pt": (b"", "expected a .safetensors file, written by `mpifed export` or safetensors.torch.save_file"),
-    "none.safetensors": (None, "initial: cannot read .*none.safetensors: No such file or directory"),
-    "text.safetensors": (b"not weights", "initial: .*text.safetensors is not a safetensors file"),
-    "cut.safetensors": (b"\x40\0\0\0\0\0\0\0{", "initial: .*cut.safetensors is not a safetensors file"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_without_weights_are_refused(job, name):
-    content, says = FILES[name]
-    if content is not None:
-        Path(name).write_bytes(content)
-    with pytest.raises((CollectiveError, mpifed.ConfigError), match=says):
-        mpifed.run(job, COMM, overrides=[f"initial={name}"])
+def test_other_formats_are_refused(job):
+    Path("a.pt").touch()
+    with pytest.raises(mpifed.ConfigError, match="expected a .safetensors file, written by `mpifed export`"):
+        mpifed.run(job, COMM, overrides=["initial=a.pt"])
 
 
 def test_a_problem_without_a_network(tmp_path):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from mpifed.cli.batch_script import Batch, bash_quote, split_sbatch_line
 from mpifed.cli.batch_script import parse_time_limit as seconds_of
 from mpifed.cli.launch import array_tasks
-from mpifed.cli.main import main
 from mpifed.config.grids import variants
 from mpifed.config.tables import apply_override
 
@@ -265,6 +264,7 @@ def test_an_element_of_an_array_gets_its_settings():
 
 TIME = "expected minutes, H:M:S, D-H:M:S or a time such as 2h, got "
 GPUS = "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got "
+ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
 NAMES = "expected a name, or several names separated by commas, got "
 
 
@@ -294,16 +294,6 @@ NAMES = "expected a name, or several names separated by commas, got "
     (["--mem", "4\n#SBATCH -n9"], "must not contain line breaks"),
     (["--extra", "account=abc"], "expected an option of sbatch, e.g. --exclude=node7, got 'account=abc'"),
     (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),
-])  # fmt: skip
-def test_invalid_options(arguments, message):
-    done = invoke("jobs/saddle.toml", *arguments, "--dry-run")
-    assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
-
-
-ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
-
-
-@pytest.mark.parametrize("arguments, message", [
     (["rnds=3"], "a job file has no setting 'rnds'"),
     (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
     (["--array", "seed=0,"], f"{ARRAY}'seed=0,'"),
@@ -313,11 +303,9 @@ ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
     (["--array", "seed=1,1"], "--array: expected distinct values"),
     (["--array", "seed=1", "--array", "seed=2"], "--array: got seed twice, expected all values at once"),
 ])  # fmt: skip
-def test_invalid_settings(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["mpifed", "launch", "jobs/saddle.toml", *arguments, "--dry-run"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2 and message in capsys.readouterr().err
+def test_invalid_arguments(arguments, message):
+    text = commands.error_of("launch", "jobs/saddle.toml", *arguments, "--dry-run")
+    assert message in " ".join(text.split()), text
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import mpifed
 from mpifed.data import DataError
 from mpifed.data.leaf import LETTERS, Leaf
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Classification, DeepAUC
 
 LENGTH = 80
@@ -53,9 +51,8 @@ def folder(request, tmp_path):
 
 def test_users_are_the_clients(folder, request):
     shakespeare = "shakespeare" in request.node.name
-    problem = Classification(
-        dataset=Leaf(path=str(folder), classes=None if shakespeare else 62), clients=3, partition="natural"
-    )
+    dataset = {"name": "leaf", "path": str(folder)} | ({} if shakespeare else {"classes": 62})
+    problem = Classification(dataset=dataset, clients=3, partition="natural")
     problem.prepare(0)
     sizes = [problem.client_size(k) for k in range(3)]
     assert sizes == [5, 3, 4] and problem.test_rows == 6, "in the order of names: f00, f01, f02"
@@ -81,22 +78,6 @@ def test_the_first_users_and_their_test_samples(folder):
     make = lines if first.train.shape[1:] == (LENGTH,) else images
     write(folder, "test", {"new": make(3, 5)})  # other users
     assert len(Leaf(path=str(folder), users=2)().test) == 3
-
-
-def test_a_run_on_the_natural_partition(tmp_path):
-    for part, seed in (("train", 0), ("test", 5)):
-        write(tmp_path / "leaf", part, {f"f{k}": images(6, seed + k) for k in range(2)})
-    dataset = {"name": "leaf", "path": str(tmp_path / "leaf"), "classes": 62}
-    result = mpifed.run(
-        {
-            "rounds": 2,
-            "algorithm": {"name": "FedAvg", "K": 1, "eta": 0.1},
-            "problem": {"name": "Classification", "dataset": dataset, "clients": 2, "partition": "natural"},
-            "run": {"progress": False, "out": str(tmp_path / "run"), "evaluate_on": ["clients"]},
-        },
-        SerialComm(),
-    )
-    assert result.clients.shape[0] == 2 and result.confusion.shape == (62, 62)
 
 
 def test_ranking_requires_samples_of_both_sides(tmp_path):

@@ -21,6 +21,7 @@ from mpifed.problems import (
     ClientMixture,
     DeepAUC,
     FairClassification,
+    FiniteMax,
     GroupParity,
     OneWayPAUC,
     QuadraticMixture,
@@ -38,6 +39,7 @@ ANALYTIC = {
     "mixture": (QuadraticMixture(clients=4, d=3, rho=0.7), 1e-13),
     **{f"quadratic {number}": (one, 1e-13) for number, one in enumerate(QUADRATICS)},
     **{f"two-sided {number}": (one, 1e-13) for number, one in enumerate(TWO_SIDED)},
+    "finite max": (FiniteMax(d=5, clients=3, heterogeneity=0.5), 1e-13),
 }
 PATCHES: Any = dict(dataset="patches", clients=2, model=SMOOTH)
 GROUPS: Any = dict(dataset="two-groups", groups="group", clients=3, model=SMOOTH)

@@ -244,6 +244,17 @@ def test_invalid_members(cls, changes, message):
     assert error.startswith(cls.__name__) and message in error
 
 
+def test_augmentations():
+    def keeping(rows):
+        return {"augment": lambda self, batch, words: (batch[0][:rows],)}
+
+    check_problem(type("Plain", (Plain,), keeping(5))())
+    (error,) = errors(Plain, **keeping(1))
+    assert "columns of the same shapes, [[5, 4]], got [[1, 4]]" in error
+    (error,) = errors(Plain, gradients=lambda self, x, batch: x + batch[0].mean(1), **keeping(5))
+    assert "analytic derivatives, which do not use it" in error
+
+
 DRAWS = [
     (lambda self, stream, size: stream.normal(size), "a tuple of arrays, (array,) for one, got ndarray"),
     (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),

@@ -70,12 +70,13 @@ def test_without_phi_it_is_the_trust_region_problem(kind, radius):
     assert low - rounding <= exact <= high + rounding and high - low <= TOLERANCE * max(1, high)
 
 
-def test_gap_agrees_with_the_closed_form_if_the_ball_contains_the_box():
-    game = L1BoxBilinear(dx=7, dy=4, clients=3, bound=0.3)
+@pytest.mark.parametrize("lam", [0.0, 0.3, 2.0])
+def test_gap_agrees_with_the_closed_form_if_the_ball_contains_the_box(lam):
+    game = L1BoxBilinear(dx=7, dy=4, clients=3, bound=0.3, lam=lam, heterogeneity=0.2)
     game.prepare(1)
-    z = game.initial(None)["z"].numpy()
-    low, high = restricted_gap(game._J, game._c, game.phi, z, z, 5.0)
-    assert low - 1e-12 <= game.err_c(z) <= high + 1e-12 and high - low < 1e-6
+    for z in np.random.default_rng(3).uniform(-0.3, 0.3, (5, 11)):
+        low, high = restricted_gap(game._J, game._c, game.phi, z, z, 5.0)
+        assert low - 1e-12 <= game.err_c(z) <= high + 1e-12 and high - low < 1e-6 < low
     game.prepare(2)
     assert restricted_gap(game._J, game._c, game.phi, z, z, 0.1)[1] < game.err_c(z)
 

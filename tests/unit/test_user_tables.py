@@ -251,6 +251,7 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split, client and groups"),
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
+    (dict(file="mine.npz", groups=["a"], group_features=True), "group_features applies only to .csv and"),
     (dict(label="kind"), "has no setting 'label'"),
     (dict(drop=["kind"]), "drop: expected columns other than those of target, .* got 'kind'"),
     (dict(groups=["kind"], group_features=True), "group_features would make the target 'kind' a feature"),

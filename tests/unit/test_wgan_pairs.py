@@ -1,4 +1,4 @@
-"""The WGAN on a fixed set of pairs, compared with plain sums over all pairs."""
+"""The WGAN on fixed and on drawn pairs, compared with plain sums over all pairs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpifed.base.settings import build
 from mpifed.core.streams import Stream
 from mpifed.problems import WGAN
 
+SAMPLES = pytest.mark.parametrize("samples", [7, 0], ids=["fixed", "drawn"])
 LATENTS = pytest.mark.parametrize("latent", ["paired", "fresh"])
 
 
@@ -20,9 +21,9 @@ def problem(**settings) -> WGAN:
 
 
 def pairs(of: WGAN) -> list[tuple[float, float]]:
-    """All clients' pairs (real, z)."""
-    columns = [torch.cat(column).tolist() for column in zip(*map(of.client_data, range(of.clients)))]
-    return list(zip(*columns, strict=True))
+    """All clients' pairs (real, z); of drawn pairs, two per client that have their moments."""
+    columns = [(of.client_data if of.samples else of.full_batch)(k) for k in range(of.clients)]
+    return [(float(real), float(z)) for both in columns for real, z in zip(*both, strict=True)]
 
 
 def plain_gaps(of: WGAN, mu: float, sigma: float) -> tuple[float, float]:
@@ -52,7 +53,8 @@ def test_pairs_depend_only_on_the_client_number(latent):
         stream = Stream(0, "wgan pairs", [k])
         z, other = stream.normal(7)[0, 0], stream.normal(7)[0, 0]
         mean = 0.4 + 0.8 * float(Stream(0, "wgan", [k]).normal()[0, 0])
-        for found in (of.client_data(k), more.client_data(k)):
+        drawn = problem(latent=latent, samples=0).draw(Stream(0, "wgan pairs", [k]), 7)
+        for found in (of.client_data(k), more.client_data(k), [column[0, 0] for column in drawn]):
             np.testing.assert_array_equal(found[0], mean + 0.6 * z)
             np.testing.assert_array_equal(found[1], z if latent == "paired" else other)
         assert of.client_size(k) == 7
@@ -69,9 +71,10 @@ def test_batches_are_rows_of_the_clients_pairs():
     assert drawn == held
 
 
+@SAMPLES
 @LATENTS
-def test_closed_forms_are_those_of_the_pairs(latent):
-    of, h = problem(latent=latent), 1e-5
+def test_closed_forms_are_those_of_the_pairs(latent, samples):
+    of, h = problem(latent=latent, samples=samples), 1e-5
     mu, sigma = 0.7, -1.1
     x = at(mu, sigma)
     # Sums of 21 numbers of about one, in another order and from other moments.
@@ -89,10 +92,11 @@ def test_closed_forms_are_those_of_the_pairs(latent):
     torch.testing.assert_close(gy, torch.zeros(2).double(), rtol=0, atol=1e-13)
 
 
+@SAMPLES
 @LATENTS
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_optimum_of_the_pairs_has_their_moments(latent, sign):
-    of = problem(latent=latent)
+def test_the_optimum_of_the_pairs_has_their_moments(latent, sign, samples):
+    of = problem(latent=latent, samples=samples)
     best = of.optimum(sign)
     assert np.sign(best[1]) == sign
     assert plain_gaps(of, *best) == pytest.approx((0, 0), abs=1e-13)
