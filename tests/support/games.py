@@ -7,6 +7,7 @@ gradients below are analytic and the class has a loss only, so agreement also va
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 DX, DY = 3, 2
@@ -92,12 +94,14 @@ def configuration(
     noise=0.3,
     cohort=None,
     weights="uniform",
+    sections=None,
     **run,
 ):
     """Return a float64 job without a progress bar.
 
     Args:
         noise: a noise distribution, or the scale of a Gaussian.
+        sections: other settings of the job, which replace those given here.
         run: settings of [run].
     """
     if isinstance(noise, float | int):
@@ -110,28 +114,38 @@ def configuration(
         "checkpoint_every": 0,
         **run,
     }
-    return Config(
-        algorithm=algorithm,
-        problem=problem,
-        seed=seed,
-        rounds=rounds,
-        record=("x", "y"),
-        oracle={"batch_size": batch_size, "noise": noise},
-        participation={"cohort": cohort, "weights": weights},
-        run=settings,
-    )
+    given = {
+        "record": ("x", "y"),
+        "oracle": {"batch_size": batch_size, "noise": noise},
+        "participation": {"cohort": cohort, "weights": weights},
+        "run": settings,
+    }
+    return Config(algorithm=algorithm, problem=problem, seed=seed, rounds=rounds, **given | (sections or {}))
 
 
-def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
-    """Run without files; return the averaged point after every round, ``[rounds, d]``, and the output point
-    ``[d]``."""
-    simulation = Simulation.from_settings(config, comm)
+def simulated(config, comm=None) -> Iterator[Simulation]:
+    """Yield the simulation of a job before its first round and after every round, without files, by default
+    in one process."""
+    simulation = Simulation.from_settings(config, comm or SerialComm())
     simulation.start()
-    points = []
+    yield simulation
     for _ in range(config.rounds):
         simulation.step()
+        yield simulation
+
+
+def completed(config, comm=None) -> Simulation:
+    """Return the simulation of a job after its last round."""
+    *_, simulation = simulated(config, comm)
+    return simulation
+
+
+def trace(config, comm=None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the averaged point after every round, ``[rounds, d]``, and the output point ``[d]``."""
+    points = []
+    for simulation in simulated(config, comm):
         points.append(simulation.point().numpy().copy())
-    return np.array(points), simulation.output.buffer.numpy()
+    return np.array(points[1:]), simulation.output.buffer.numpy()
 
 
 def start_of(problem, seed: int):
