@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from runfiles import write
 
 import gallery_figure
+import mpifed
 from gallery import main
 from gallery_figure import picture
 from gallery_pages import ABSENT, OPTIONAL, index, page
@@ -48,6 +50,14 @@ seeds = 1
 fresh = 3
 methods = [{ name = "LocalSGDA", q = 2 }, { name = "SmoothedGDA", eta_x = 0.1, eta_y = 0.1, p = [0.1, 1.0] }]
 """
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch) -> Path:
+    """Write the job of two methods into an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("Saddle.toml").write_text(TWO)
+    return Path("Saddle.toml")
 
 
 def solves(method: str, table: dict) -> bool:
@@ -102,11 +112,8 @@ def test_the_index_matches_the_pages():
     assert re.findall(r"gallery/(\w+)\.md", nav) == ["index", *SHOWN]
 
 
-def test_one_command_makes_a_page(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gallery.py", "--jobs", "jobs", "--pages", "docs", "Saddle"])
-    Path("jobs").mkdir()
-    Path("jobs/Saddle.toml").write_text(TWO)
+def test_one_command_makes_a_page(two, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["gallery.py", "--jobs", ".", "--pages", "docs", "Saddle"])
     assert main() == 0, capfd.readouterr().err
     text = Path("docs/Saddle.md").read_text(encoding="utf-8")
     assert "| 2 | " in text and "| 3 | " not in text and "p = " in text and "rounds = 9" in text
@@ -122,15 +129,8 @@ def test_a_name_without_a_job_is_reported(monkeypatch, capsys):
     assert end.value.code == 2 and "no job 'Sadle'" in error and "'Saddle'" in error
 
 
-class Named:
-    """The attributes of an entry that a lead uses."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-
 def test_leads_are_reported_as_ratio_and_interval():
-    ahead, next_, lost, level = (Named(name) for name in ("ahead", "next", "lost", "level"))
+    ahead, next_, lost, level = (SimpleNamespace(name=name) for name in ("ahead", "next", "lost", "level"))
     lead = _lead(
         [
             (ahead, {1: 1.0, 2: 1.1, 3: 0.9}),
@@ -153,20 +153,16 @@ def test_the_level_is_reached_by_the_median_method():
     assert _level([0.0, 0.0, 0.4], maximised=True) == 0
 
 
-def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypatch):
+def test_costs_are_those_of_the_first_evaluation_at_the_level(two):
     """Compared with values computed from the runs."""
-    import mpifed
-
-    monkeypatch.chdir(tmp_path)
-    Path("Saddle.toml").write_text(TWO)
-    search = tuning("Saddle.toml")
+    search = tuning(two)
     for study in search.studies:
         for seed in (100, 101):
             settings = study.space.costliest
             table = study.config(settings, seed).table()
             table["run"]["out"] = f"runs/Saddle/best/{study.method}-{seed}"
             mpifed.run(Config.from_table(table))
-    found = standings(Path("Saddle.toml"))
+    found = standings(two)
     first = found.entries[0]
     assert len(first.paid) == len(PAID) == 3
     for run in first.setting.runs:
@@ -180,13 +176,11 @@ def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypa
     assert finals == sorted(finals) and found.ratios
     worst = [max(min(run.metrics["error"]) for run in one.setting.runs) for one in found.entries]
     assert 1 <= found.level / max(worst) <= 1.1  # the second of two methods, rounded up
-    assert page(found, Path("Saddle.toml")).count("\n| ") == 2 + 1
+    assert page(found, two).count("\n| ") == 2 + 1
 
 
-def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
+def test_a_page_counts_the_seeds_that_diverge(two, tmp_path, monkeypatch):
     """Synthetic runs: one of three seeds of the method with the better final value diverges at once."""
-    monkeypatch.chdir(tmp_path)
-    Path("Saddle.toml").write_text(TWO)
     ends = {"LocalSGDA": [0.5, 0.6, 0.7], "SmoothedGDA": [0.1, 0.3, None]}
     for method, own in ends.items():
         for seed, last in zip((100, 101, 102), own):
@@ -194,8 +188,8 @@ def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
             lost = dict(rounds=2, stopped="non-finite value in round 3", error=[60.0])
             how = dict(rounds=9, error=[60.0, 5.0, 1.0 + last, last]) if last else lost
             write(Path(f"runs/Saddle/best/{method}-{seed}"), method, every=3, config=config, **how)
-    found = standings(Path("Saddle.toml"))
-    text = page(found, Path("Saddle.toml"))
+    found = standings(two)
+    text = page(found, two)
     rows = [line.split(" | ") for line in text.splitlines() if line[:2] == "| " and line[2].isdigit()]
     assert [row[1] for row in rows] == ["LocalSGDA", "SmoothedGDA"], "a lost seed ranks behind"
     assert rows[0][3] == "0.6 ± 0.1" and rows[1][3] == "median 0.2 (0.1 to 0.3), 2 of 3 finite"
@@ -210,8 +204,6 @@ def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
     assert own["SmoothedGDA (2 of 3 finite)"] == pytest.approx([60, 5, 1.2, 0.2])
 
 
-def test_missing_runs_are_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("Saddle.toml").write_text(TWO)
+def test_missing_runs_are_reported(two):
     with pytest.raises(ValueError, match="expected a run file"):
-        standings(Path("Saddle.toml"))
+        standings(two)

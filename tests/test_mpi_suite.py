@@ -3,15 +3,10 @@
 The end of the report has the number of passed tests per rank (conftest.py).
 """
 
-from pathlib import Path
-
-import h5py
 import numpy as np
 import pytest
 import simulated_gpu
-from launch import PARALLEL, launch, suite
-
-SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
+from launch import PARALLEL, saddle_point, suite
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -51,21 +46,6 @@ def test_two_ranks_on_two_simulated_gpus(tmp_path, monkeypatch, record_property)
 
 def test_a_run_moves_from_open_mpi_to_mpich(tmp_path):
     """Three rounds under Open MPI and three under MPICH are bitwise identical to six in one process."""
-
-    def point(name, rounds, ranks, mpi="openmpi"):
-        settings = [
-            f"rounds={rounds}",
-            f"run.out={tmp_path / name}",
-            "run.reduction=exact",
-            "run.progress=false",
-        ]
-        code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings], mpi=mpi)
-        assert code == 0, output
-        with h5py.File(tmp_path / name / "run.h5") as file:
-            used = file.attrs["versions"]
-            assert {"openmpi": "Open MPI", "mpich": "MPICH"}[mpi] in used or not ranks, used
-            return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
-
-    whole = point("whole", 6, 0)
-    point("moved", 3, 2, "openmpi")
-    np.testing.assert_array_equal(point("moved", 6, 3, "mpich"), whole)
+    whole = saddle_point(tmp_path / "whole", 0, 6)
+    saddle_point(tmp_path / "moved", 2, 3, "openmpi")
+    np.testing.assert_array_equal(saddle_point(tmp_path / "moved", 3, 6, "mpich"), whole)

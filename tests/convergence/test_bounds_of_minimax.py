@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import configuration, simulated
 
 from mpifed import Blocks, Composition, Minimax, Sets
 from mpifed.algorithms import FESSGDA, FGDA, MFCGD, FedMuonDA, FedNSGDAM, SmoothedGDA
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 from mpifed.theory import prescribe
 
 DX, DY, CLIENTS, STEPS, ROUNDS = 3, 3, 3, 3, 20
@@ -116,14 +114,10 @@ def path(method, problem, rounds, sigma, size, blocks="xy"):
     config = configuration(
         method, problem, "unused", rounds=rounds, noise=sigma / size**0.5, batch_size=0, group="all"
     )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    points = []
-    for number in range(rounds + 1):
-        if number:
-            simulation.step()
-        points.append([simulation.rounds.block(block).numpy().copy() for block in blocks])
-    return points
+    return [
+        [simulation.rounds.block(block).numpy().copy() for block in blocks]
+        for simulation in simulated(config)
+    ]
 
 
 def game(kind, **settings):
@@ -156,12 +150,10 @@ def test_fgda_fed_nsgda_m_and_fedmuon_da(kind, sigma, apart):
     )
     fgda = FGDA(q=STEPS, sync_estimator="mean_after", **advice.steps)
     assert mean_slope(problem, path(fgda, problem, ROUNDS, sigma, DX + DY)[1:]) <= advice.bound
-    advice = prescribe("zhang-gao-58", **common, s=2, N=CLIENTS, p=STEPS, T=ROUNDS)
-    normalised = FedNSGDAM(p=STEPS, **advice.steps)
-    assert mean_slope(problem, path(normalised, problem, ROUNDS, sigma, DX + DY)[:-1]) <= advice.bound
-    advice = prescribe("zhang-gao-76", **common, s=2, N=CLIENTS, p=STEPS, T=ROUNDS)
-    muon = FedMuonDA(p=STEPS, **advice.steps)
-    assert mean_slope(problem, path(muon, problem, ROUNDS, sigma, DX + DY)[:-1]) <= advice.bound
+    for name, cls in (("zhang-gao-58", FedNSGDAM), ("zhang-gao-76", FedMuonDA)):
+        advice = prescribe(name, **common, s=2, N=CLIENTS, p=STEPS, T=ROUNDS)
+        points = path(cls(p=STEPS, **advice.steps), problem, ROUNDS, sigma, DX + DY)[:-1]
+        assert mean_slope(problem, points) <= advice.bound
 
 
 def mean_slope(problem, points):

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import completed, configuration
 
 from mpifed import Blocks
 from mpifed.algorithms import FedGDAGT, ProxSkipVIPFL
 from mpifed.core.problem import Minimax, Minimisation
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 from mpifed.theory import prescribe
 
 D, CLIENTS = 3, 4
@@ -87,11 +85,7 @@ def error_and_bound(problem, theorem, method, rounds, seed, constants):
     config = configuration(
         method(said.steps), problem, "unused", rounds=rounds, seed=seed, noise=0, batch_size=0, group="all"
     )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(rounds):
-        simulation.step()
-    return float(np.linalg.norm(simulation.point().numpy() - star)), said.bound
+    return float(np.linalg.norm(completed(config).point().numpy() - star)), said.bound
 
 
 def spread(problem, star) -> float:

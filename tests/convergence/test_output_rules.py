@@ -8,17 +8,17 @@ import pytest
 from games import configuration
 
 from mpifed import run
-from mpifed.algorithms import FGDA, LocalSGDA
+from mpifed.algorithms import LocalSGDA
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
-METHODS = [LocalSGDA(q=2, eta_x=0.005, eta_y=0.05), FGDA(q=2, gamma=0.005, lam=0.05)]
+METHOD = LocalSGDA(q=2, eta_x=0.005, eta_y=0.05)
 
 
-def output(method, out, rule, rounds=5, seed=1):
+def output(out, rule, rounds=5, seed=1):
     """Return the output point and the iterates of all rounds."""
     settings = dict(batch_size=0, noise=0.1, seed=seed, rounds=rounds, eval_every=10**6, watchdog=0)
-    config = configuration(method, Saddle(d=2, clients=2), out, **settings).model_copy(
+    config = configuration(METHOD, Saddle(d=2, clients=2), out, **settings).model_copy(
         update={"output": rule}
     )
     result = run(config, SerialComm())
@@ -32,18 +32,15 @@ def output(method, out, rule, rounds=5, seed=1):
     return point, iterates
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_last(tmp_path, method):
-    point, iterates = output(method, tmp_path, "last")
+def test_last(tmp_path):
+    point, iterates = output(tmp_path, "last")
     assert np.array_equal(point, iterates[-1])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_average_is_the_mean_of_all_rounds(tmp_path, method):
-    point, iterates = output(method, tmp_path, "average", rounds=30)
-    np.testing.assert_allclose(
-        point, iterates.mean(axis=0), rtol=0, atol=1e-15
-    )  # a running mean of numbers of about 1
+def test_average_is_the_mean_of_all_rounds(tmp_path):
+    point, iterates = output(tmp_path, "average", rounds=30)
+    # A running mean of numbers of about 1.
+    np.testing.assert_allclose(point, iterates.mean(axis=0), rtol=0, atol=1e-15)
     assert np.abs(point - iterates[-1]).max() > 0.1  # the start is not averaged
     assert len(iterates) == 30
 
@@ -51,7 +48,7 @@ def test_average_is_the_mean_of_all_rounds(tmp_path, method):
 def test_uniform_is_one_of_the_rounds_and_each_is_as_likely(tmp_path):
     rounds, seeds, chosen = 4, 40, Counter()
     for seed in range(seeds):
-        point, iterates = output(METHODS[0], tmp_path, "uniform", rounds, seed)
+        point, iterates = output(tmp_path, "uniform", rounds, seed)
         (match,) = np.flatnonzero((iterates == point).all(axis=1))
         chosen[int(match)] += 1
     # 10 expected, with a standard deviation of (40 * 1/4 * 3/4)^(1/2) = 2.7

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import configuration, simulated
 
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import FESSGDA, FSGDA
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 A = C = 0.5
 KAPPAS = np.array([4, 8, 16, 32])
@@ -55,12 +53,7 @@ def norms(method, kappa, limit):
     """Yield ‖x‖ = 2 ‖∇Φ(x)‖ at the start and after every round."""
     settings = dict(rounds=limit, batch_size=0, noise=0, group="all")
     config = configuration(method, Nonconvex(float(kappa)), "unused", **settings)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    yield float(simulation.shared.x.norm())
-    for _ in range(limit):
-        simulation.step()
-        yield float(simulation.shared.x.norm())
+    return (float(simulation.shared.x.norm()) for simulation in simulated(config))
 
 
 def rounds_to_target(method, kappa, limit=20_000):

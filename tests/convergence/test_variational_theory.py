@@ -11,16 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import completed, configuration
 
 from mpifed import Blocks
 from mpifed.algorithms import LESGD, LSGD, LocalDualExtrapolation
 from mpifed.core.problem import Operator
 from mpifed.core.sets import L1, Zero
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems.restricted_gap import maximize_on_ball
-from mpifed.simulation.simulation import Simulation
 from mpifed.theory.wang_kale import theorem_1, theorem_2, theorem_6
 
 DIM = 6
@@ -57,23 +55,11 @@ class Affine(Operator):
         return V0 @ w + maximize_on_ball(-(self.A + self.A.T), self.A.T @ w - V0, radius)[0]
 
 
-def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
-    """Yield the simulation after every round; E‖noise‖² = σ²."""
-    size = sum(problem.variables().sizes.values())
-    settings = {"batch_size": 0, "group": "all", **settings}
-    noise = sigma / size**0.5
-    config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=noise, **settings)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(rounds):
-        simulation.step()
-        yield simulation
-
-
-def output(*args, **settings):
-    """Return the output point after the last round."""
-    *_, simulation = simulate(*args, **settings)
-    return simulation.output.z.numpy().copy()
+def simulate(method, problem, rounds, *, seed=1, sigma=0.0):
+    """Return the simulation after the last round; E‖noise‖² = σ²."""
+    noise = sigma / len(problem.start) ** 0.5
+    settings = dict(rounds=rounds, seed=seed, noise=noise, batch_size=0, group="all")
+    return completed(configuration(method, problem, "unused", **settings))
 
 
 def random_problem(kind, L, clients, seed):
@@ -104,14 +90,12 @@ CASES = [
     ((5.0, 0.1, 1, 200, 4, 1.0), False),
 ]
 THEOREMS = [
-    (theorem_1, LESGD, "monotone"),
-    (theorem_1, LESGD, "skew"),
-    (theorem_1, LESGD, "strong"),
-    (theorem_2, LESGD, "monotone"),
-    (theorem_2, LESGD, "skew"),
-    (theorem_2, LESGD, "strong"),
-    (theorem_6, LSGD, "symmetric"),
-    (theorem_6, LSGD, "definite"),
+    *(
+        (theorem, LESGD, kind)
+        for theorem in (theorem_1, theorem_2)
+        for kind in ("monotone", "skew", "strong")
+    ),
+    *((theorem_6, LSGD, kind) for kind in ("symmetric", "definite")),
 ]
 
 
@@ -126,7 +110,8 @@ def test_the_bounds_of_theorems_1_2_and_6(theorem, cls, kind, case, informative)
     for seed in range(3 if sigma else 1):
         problem = random_problem(kind, L, M, seed)
         starts.append(problem.error(problem.start, D))
-        errors.append(problem.error(output(cls(K=K, eta=eta), problem, R, seed=seed, sigma=sigma), D))
+        simulation = simulate(cls(K=K, eta=eta), problem, R, seed=seed, sigma=sigma)
+        errors.append(problem.error(simulation.output.z.numpy(), D))
     assert np.mean(errors) <= bound
     assert np.mean(starts) > bound or not informative
 
@@ -160,7 +145,7 @@ def test_dual_averages_keep_zeros_that_primal_averages_lose():
     problem, star = composite()
     assert (star == 0).sum() == 3
     K, eta, rounds = 5, 0.1, 200
-    *_, simulation = simulate(LocalDualExtrapolation(K=K, eta=eta), problem, rounds)
+    simulation = simulate(LocalDualExtrapolation(K=K, eta=eta), problem, rounds)
     point = simulation.shared.z.numpy()
     assert np.array_equal(point == 0, star == 0)
     # The clients share a Jacobian, so that without φ there is no drift; with it, none where the signs agree.

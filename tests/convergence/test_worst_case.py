@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from games import configuration
+from games import completed, configuration
 from test_variational_theory import Affine
 
 from mpifed.algorithms import LESGD, LIPPAX, LSGD
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 from mpifed.theory import prescribe
 
 SEARCH = runpy.run_path(str(Path(__file__).parents[2] / "scripts/worst_case.py"))
@@ -38,11 +36,7 @@ def test_a_run_equals_that_of_the_method(theorem, K, R):
     problem = Affine(one.A, one.b, np.zeros(3), 2)
     method = METHODS[theorem](K=K, **steps, **({"H": SEARCH["H"]} if extra else {}))
     config = configuration(method, problem, "unused", rounds=R, noise=0.0, batch_size=0, group="all")
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(R):
-        simulation.step()
-    expected = simulation.output.z.numpy()
+    expected = completed(config).output.z.numpy()
     np.testing.assert_allclose(
         points, expected[None], rtol=1e-12, atol=1e-14
     )  # some products in another order

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import launch
-from small_job import LIMIT, STEP, command, end, final, job, saved
+from small_job import LIMIT, STEP, command, end, final, job, logs, saved
 
 FAULTY = Path(__file__).parents[1] / "support" / "faulty.py"
 #: Exit codes of MPI_Abort(1); MPICH's launcher may return that of a rank that it has killed.
@@ -18,17 +18,20 @@ ENDS = {"openmpi": [1], "mpich": [1, 9]}
 
 
 @pytest.mark.parametrize(
-    "fault, says, mpi",
+    "fault, says, logged, mpi",
     [
-        ("raise", "RuntimeError: the dog ate my gradient", "openmpi"),
-        ("exit:0", "user code called sys.exit(0) during a run", "mpich"),
+        ("raise", "RuntimeError: the dog ate my gradient", "the dog ate my gradient", "openmpi"),
+        ("exit:0", "user code called sys.exit(0) during a run", "SystemExit: 0", "mpich"),
     ],
 )
-def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
+def test_one_rank_fails(tmp_path, whole, fault, says, logged, mpi):
     code, output = launch(3, command(tmp_path, f"1 {fault} {STEP} 5"), LIMIT, mpi=mpi)
     assert code in ENDS[mpi], output
     assert output.count("rank 1 of 3 failed:") == 1 and says in output and "rank 0 of" not in output, output
     assert saved(tmp_path) == 3
+    first, second = logs(tmp_path)
+    assert "critical: the run has ended on this rank with an error:\nTraceback " in second
+    assert logged in second and logged not in first
     np.testing.assert_array_equal(end(tmp_path), whole)
 
 

@@ -11,7 +11,7 @@ import time
 import launch
 import pytest
 from processes import all_ranks, wait_for_the_end, wait_until
-from small_job import LIMIT, STEP, command, final, saved
+from small_job import LIMIT, STEP, command, final, logs, saved
 
 SETTINGS = ["run.watchdog=5"]
 #: Seconds between the end of the launcher and of the last rank.
@@ -40,6 +40,11 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
     for text in says:
         assert text in output, (text, output)
     assert saved(tmp_path) == 3
+    if fault == "1 sleep":
+        first, second = logs(tmp_path)
+        assert "critical: no progress for " in first and "Not arrived: rank 1 is at " in first
+        assert "critical: no progress: this rank waits in " in first
+        assert "critical: no progress: this rank is at " in second and "driver.py" in second
 
 
 def test_ranks_that_were_stopped_together_continue(tmp_path, whole):

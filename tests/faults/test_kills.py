@@ -11,7 +11,7 @@ import launch
 import numpy as np
 import pytest
 from processes import alive, all_ranks, segments, wait_for_the_end
-from small_job import ALLREDUCE, LIMIT, ROUNDS, STEP, command, end, job, saved
+from small_job import ALLREDUCE, LIMIT, ROUNDS, STEP, command, end, job, logs, saved
 
 from mpifed import load, run
 from mpifed.config.job import Config
@@ -104,3 +104,19 @@ def test_kills_while_a_long_history_is_written(tmp_path):
         assert one.point[block].equal(other.point[block]) and len(one.iterates[block]) == ROUNDS
     assert one.history == other.history
     assert not list((tmp_path / "run").glob("*.tmp.*")), "an incomplete file remains"
+
+
+def test_the_log_of_a_killed_rank_is_kept_and_extended_by_the_resumed_run(tmp_path):
+    code, _ = launch.launch(2, [*command(tmp_path, f"1 kill {STEP} 8"), "-v"], LIMIT)
+    assert code
+    first, second = logs(tmp_path)
+    for rank, said in enumerate((first, second)):
+        assert said.startswith(f"mpifed log of rank {rank} of 2, process ")
+        assert f"clients {3 * rank} to {3 * rank + 2} (3 of 6)" in said and " round 6: " in said
+    assert " round 7: " not in second
+    code, output = launch.launch(2, command(tmp_path), LIMIT)
+    assert code == 0, output
+    for before, after in zip((first, second), logs(tmp_path)):
+        assert after.startswith(before) and after.count("mpifed log of rank") == 2
+        assert "continuing " in after and "ended: all 20 rounds done" in after
+    assert output.count("continuing") == 1, "other ranks are quiet"

@@ -8,12 +8,11 @@ import gzip
 import hashlib
 import json
 import shutil
-import struct
 from pathlib import Path
 
 import h5py
-import numpy as np
 from launch import launch
+from tiny_data import write_tiny
 
 OWN_DATA = Path(__file__).parents[1] / "support" / "own_data.py"
 LIMIT = 100
@@ -35,22 +34,9 @@ out = "run"
 """
 
 
-def idx(array: np.ndarray) -> bytes:
-    return (
-        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-        + array.astype(np.uint8).tobytes()
-    )
-
-
 def write_data(folder: Path, ranks: int) -> list[Path]:
     """Write one folder of identical data per rank."""
-    folders = [folder / "data" / str(rank) / "tiny" for rank in range(ranks)]
-    for place in folders:
-        place.mkdir(parents=True)
-        for part, count in (("train", 24), ("t10k", 8)):
-            (place / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 2))
-            (place / f"{part}-images-idx3-ubyte").write_bytes(idx(np.arange(4 * count).reshape(count, 2, 2)))
-    return folders
+    return [write_tiny(folder / "data" / str(rank) / "tiny") for rank in range(ranks)]
 
 
 def start(folder: Path, ranks: int, *settings: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from simulated_gpu import device as gpu
 from mpifed import Config
 from mpifed.algorithms import FedAvg, LocalSGDA
 from mpifed.base.errors import ConfigError
-from mpifed.core.compression import QSGD, Message, TopK
+from mpifed.core.compression import QSGD, TopK
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.parallel.comm import SerialComm
@@ -100,13 +100,11 @@ def test_options_of_messages_and_samples(noise, compression, group):
     method = LocalSGDA(q=3, eta_x=0.05, eta_y=0.05)
     points = []
     for device in ("cpu", "cuda"):
+        settings = dict(noise=noise, group=group, cohort=4, weights="samples", reduction="exact")
+        sections = {"message": {"compression": compression, "error_feedback": bool(compression)}}
         config = configuration(
-            method, Game(clients=6), "unused", device=device, noise=noise, group=group, cohort=4,
-            weights="samples", reduction="exact",
-        )  # fmt: skip
-        if compression:
-            message = Message(compression=compression, error_feedback=True)
-            config = config.model_copy(update={"message": message})
+            method, Game(clients=6), "unused", device=device, sections=sections, **settings
+        )
         found, _, places, simulation = rounds(config)
         points.append(found)
     torch.testing.assert_close(points[1], points[0], rtol=1e-9, atol=1e-9)

@@ -21,7 +21,7 @@ from games import Game, configuration
 from levels import Levels
 from mixtures import LogCosh
 
-from mpifed import Config, ConfigError, Sets
+from mpifed import ConfigError, Sets
 from mpifed.algorithms import ALGORITHMS
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Compressed
@@ -80,17 +80,10 @@ DIGITS = dict(rtol=1e-9, atol=1e-9)
 def start(name, bound, members, message, weights, group, **settings) -> Simulation:
     """Return a simulation after its start."""
     kind = "mixture" if ALGORITHMS[name].mixture else ALGORITHMS[name].family
-    config = configuration(
-        method(name), PROBLEMS[kind][bound](clients=CLIENTS), "unused", rounds=ROUNDS, group=group, **settings
-    )
-    config = Config(
-        **dict(config)
-        | {
-            "participation": {**MEMBERS[members][0], "weights": weights},
-            "message": MESSAGES[message],
-            "record": (),
-        }
-    )
+    problem = PROBLEMS[kind][bound](clients=CLIENTS)
+    sections = {"participation": {**MEMBERS[members][0], "weights": weights}, "message": MESSAGES[message]}
+    settings |= dict(rounds=ROUNDS, group=group, sections=sections | {"record": ()})
+    config = configuration(method(name), problem, "unused", **settings)
     simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     return simulation
@@ -99,13 +92,6 @@ def start(name, bound, members, message, weights, group, **settings) -> Simulati
 def blocks_of(simulation) -> list[str]:
     """Return the blocks of the problem whose point the server stores; in FLRA, clients store y."""
     return [block for block in simulation.problem.variables() if block in simulation.shared]
-
-
-def test_every_pair_of_values_occurs():
-    values = [set(column) for column in zip(*ROWS)]
-    for first, second in itertools.combinations(range(4), 2):
-        pairs = {(row[first], row[second]) for row in ROWS}
-        assert pairs == set(itertools.product(values[first], values[second]))
 
 
 @pytest.mark.parametrize("name", METHODS)

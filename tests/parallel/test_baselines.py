@@ -14,7 +14,7 @@ import drawn
 import numpy as np
 import pytest
 import torch
-from baselines import FIXED, LARGE, Half, gradient_at, plugin
+from baselines import FIXED, LARGE, PLUGINS, Half, gradient_at
 from bounded import Bounded
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
@@ -39,57 +39,10 @@ from reference.stem import stem
 from resumed import assert_path, assert_resumed
 
 from mpifed import Sets, run
-from mpifed.algorithms import (
-    AFL,
-    CDMAADA,
-    CDMANC,
-    CDMAONE,
-    CODASCA,
-    DRFA,
-    FLRA,
-    MASHA1,
-    MASHA2,
-    MIFA,
-    SAGDA,
-    SCAFFOLD,
-    STEM,
-    Bi2Clip,
-    CODAPlus,
-    ComFedL,
-    FATClipping,
-    FedAvg,
-    FedDyn,
-    FedExP,
-    FedGDAGT,
-    FedNest,
-    FedNestBilevel,
-    FedNestComposition,
-    FedNormSGDA,
-    FedNormSGDAPlus,
-    FedNova,
-    FedProx,
-    FedSGDAM,
-    FedSGDAPlus,
-    FedVARP,
-    KGTMinimax,
-    LFedNest,
-    LFedNestBilevel,
-    LocalAMSGrad,
-    LocalMOML,
-    LocalSCGD,
-    LocalSCGDM,
-    LocalSGDAPlus,
-    Mime,
-    MimeLite,
-    MomentumLocalSGDA,
-    MomentumLocalSGDAPlus,
-    ProxSkipLSVRGDAFL,
-    ProxSkipVIPFL,
-    ShroFBO,
-    SimFBO,
-)
+from mpifed.algorithms import ALGORITHMS
+from mpifed.base.settings import build
+from mpifed.config.plugins import find_class
 from mpifed.core.noise import Gaussian
-from mpifed.core.participation import Participation
 from mpifed.core.sets import Ball, Box
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -250,13 +203,13 @@ MIXTURE = Family(
 
 @dataclass
 class Case:
-    """A method, its reference and settings; ``theirs`` are those of the reference where they differ.
+    """A method by name, its reference and settings; ``theirs`` are those of the reference where they differ.
 
     With ``everybody``, all clients participate, as the reference has no cohorts.
     """
 
     family: Family
-    method: type | Callable
+    method: str
     reference: Callable
     settings: dict
     theirs: dict = field(default_factory=dict)
@@ -265,7 +218,7 @@ class Case:
     everybody: bool = False
 
     def algorithm(self):
-        return self.method(**self.settings)
+        return build(find_class(self.method, "algorithm"), self.settings, self.method)
 
     def expected(self, cohort, weights, cohorts=None, **options) -> np.ndarray:
         """Return the points after every round, ``[rounds, d]``, by plain loops."""
@@ -315,75 +268,82 @@ FALLING_STEPS = dict(eta_xl=POWER | {"scale": 0.1}, eta_yl=POWER | {"scale": 0.0
 POWER_STEPS = dict(eta_xl=power(0.1), eta_yl=power(0.08))
 
 
-def minimax(name, cls, *variants, module=cross_device, **flags):
+def minimax(name, method, *variants, module=cross_device, **flags):
     """Return cases of a reference by number, of which the last is resumed."""
     return {
-        f"{cls.__name__} {number}": Case(
-            MINIMAX, cls, getattr(module, name), one, resumed=one is variants[-1], sets=True, **flags
+        f"{method} {number}": Case(
+            MINIMAX, method, getattr(module, name), one, resumed=one is variants[-1], sets=True, **flags
         )
         for number, one in enumerate(variants)
     }
 
 
-def ascent(name, cls, ours, theirs, reference, resumed=False):
-    return {name: Case(ASCENT, cls, reference, ours, theirs, resumed, True)}
+def method_of(name) -> str:
+    """Return the method of a case, the first word of its name."""
+    return name.split()[0]
+
+
+def ascent(name, ours, theirs, reference, resumed=False):
+    return {name: Case(ASCENT, method_of(name), reference, ours, theirs, resumed, True)}
 
 
 def fedavg(name, server=None, theirs=None, eta_g=0.1, resumed=False):
     settings = LOCAL | dict(eta_g=eta_g) | ({"server": server} if server else {})
     theirs = dict(eta=lambda t: 0.1 / t ** (1 / 3)) | (theirs or {})
-    return {f"FedAvg{name}": Case(PLAIN, FedAvg, fedopt, settings, theirs, resumed, not server)}
+    return {f"FedAvg{name}": Case(PLAIN, "FedAvg", fedopt, settings, theirs, resumed, not server)}
 
 
-def training(name, cls, reference, settings, resumed=False, **theirs):
+def training(name, reference, settings, resumed=False, **theirs):
     """A method for problems without y, with a falling step size if its K local steps are numbered."""
     if "K" in settings:
         settings, theirs = settings | {"eta": LOCAL["eta"]}, {"eta": lambda t: 0.1 / t ** (1 / 3)} | theirs
-    return {name: Case(PLAIN, cls, reference, settings, theirs, resumed, cls.constrained)}
+    method = method_of(name)
+    return {name: Case(PLAIN, method, reference, settings, theirs, resumed, ALGORITHMS[method].constrained)}
 
 
 def mime_lite(*arguments, **settings):
     return plain_training.mime(*arguments, lite=True, **settings)
 
 
-def composition(name, cls, reference, settings, sets=False, family=CHAIN):
+def composition(name, reference, settings, sets=False, family=CHAIN):
     theirs = {"eta": constant(settings["eta"])} if "eta" in settings else {}
     if settings.get("eta") is FALLING:
         theirs = {"eta": lambda t: 0.09 / (1 + t) ** 0.6}
-    return {name: Case(family, cls, reference, settings, theirs, True, sets)}
+    return {name: Case(family, method_of(name), reference, settings, theirs, True, sets)}
 
 
-def simfbo(name, cls, **settings):
+def simfbo(name, **settings):
     """Unequal numbers of steps are a list in the reference."""
     rates = dict(eta_x=0.04, eta_y=0.06, eta_z=0.05, gamma_x=0.03, gamma_y=0.04, gamma_z=0.06)
     tau = settings["tau"]
-    theirs = {"tau": [tau] * CLIENTS if isinstance(tau, int) else tau, "normalized": cls is ShroFBO}
-    return {name: Case(LEVELS, cls, bilevel.simfbo, rates | settings, theirs, True)}
+    theirs = {"tau": [tau] * CLIENTS if isinstance(tau, int) else tau, "normalized": name == "ShroFBO"}
+    return {name: Case(LEVELS, method_of(name), bilevel.simfbo, rates | settings, theirs, True)}
 
 
-def series(name, cls, settings):
+def series(name, settings):
     settings = dict(T=2, tau=2, alpha=0.04, beta=0.06, J=2, ell=0.2) | settings
-    theirs = dict(inner="sgd", outer="sgd", separate=True) if cls is LFedNestBilevel else {}
+    theirs = dict(inner="sgd", outer="sgd", separate=True) if name == "LFedNestBilevel" else {}
     theirs["term"] = lambda r: drawn.term(SEED, r, settings["J"])
-    return {name: Case(LEVELS, cls, bilevel.fednest, settings, theirs, True)}
+    return {name: Case(LEVELS, method_of(name), bilevel.fednest, settings, theirs, True)}
 
 
-def proxskips(name, cls, settings, family=OPERATOR, resumed=True):
+def proxskips(name, settings, family=OPERATOR, resumed=True):
     """A case with random lengths of rounds and, for a client, a probability q of 1 / rows by default."""
     theirs = {"length": lambda r: drawn.length(SEED, r, settings["p"])}
     reference = proxskip.proxskip_vip
-    if cls is ProxSkipLSVRGDAFL:
+    if method_of(name) == "ProxSkipLSVRGDAFL":
         q = settings.get("q")
         theirs |= {"refreshes": partial(drawn.coin, SEED), "q": lambda k: q or 1 / sizes(game())[k]}
         reference = proxskip.proxskip_l_svrgda
-    return {name: Case(family, cls, reference, settings, theirs, resumed)}
+    return {name: Case(family, method_of(name), reference, settings, theirs, resumed)}
 
 
-def mashas(name, cls, tau=0.6, resumed=False, family=None, **settings):
+def mashas(name, tau=0.6, resumed=False, family=None, **settings):
     """A case with its compressions, for which the reference has functions of one vector."""
     settings = dict(gamma=POWER | {"scale": 0.2}, tau=tau) | settings
-    family = family or (BINDING if cls is MASHA1 else OPERATOR)
-    clients, server = (compressing(settings.get(key), cls is MASHA2)
+    first = method_of(name) == "MASHA1"
+    family = family or (BINDING if first else OPERATOR)
+    clients, server = (compressing(settings.get(key), not first)
                        for key in ("compression", "server_compression"))  # fmt: skip
     theirs = {
         "gamma": power(0.2),
@@ -391,8 +351,8 @@ def mashas(name, cls, tau=0.6, resumed=False, family=None, **settings):
         "compression": lambda k, r, v: clients(v, lambda size: drawn.uniform(SEED, "client", r, size, k)),
         "server_compression": lambda r, v: server(v, lambda size: drawn.uniform(SEED, "server", r, size)),
     }
-    reference = masha.masha1 if cls is MASHA1 else masha.masha2
-    return {name: Case(family, cls, reference, settings, theirs, resumed, cls is MASHA1)}
+    reference = masha.masha1 if first else masha.masha2
+    return {name: Case(family, method_of(name), reference, settings, theirs, resumed, first)}
 
 
 def compressing(table, contract):
@@ -420,28 +380,28 @@ LOCAL_RATES = {name: constant(rate) for name, rate in RATES.items()}
 STORM, WEIGHTS = dict(alpha=0.3, beta=0.5), dict(alpha=constant(0.3), beta=constant(0.5))
 CASES = {
     "plug-in FedAvg": Case(
-        PLAIN, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
+        PLAIN, f"{PLUGINS}/fedavg.py:FedAvg", fedopt, dict(K=3, eta=0.05, eta_g=1.3),
         dict(eta=constant(0.05)), True,
     ),
-    **minimax("cdma_nc", CDMANC, CDMA),
-    **minimax("cdma_one", CDMAONE, CDMA | {"large_batch": LARGE}, CDMA | NEW, CDMA),
+    **minimax("cdma_nc", "CDMANC", CDMA),
+    **minimax("cdma_one", "CDMAONE", CDMA | {"large_batch": LARGE}, CDMA | NEW, CDMA),
     **minimax(
-        "cdma_ada", CDMAADA, CDMA | dict(alpha=0.95, a=0.2, b=0.9), CDMA | NEW | dict(alpha=5.0, a=1 / 3),
+        "cdma_ada", "CDMAADA", CDMA | dict(alpha=0.95, a=0.2, b=0.9), CDMA | NEW | dict(alpha=5.0, a=1 / 3),
         CDMA | NEW | dict(alpha=0.95, a=1 / 3, large_batch=LARGE),
     ),
     **minimax(
-        "fednest", FedNest, NEST | dict(T=1), NEST | dict(T=3), NEST | dict(T=2, tau_outer=4, inner="sgd"),
+        "fednest", "FedNest", NEST | dict(T=1), NEST | dict(T=3), NEST | dict(T=2, tau_outer=4, inner="sgd"),
         NEST | NEW | dict(T=2, tau_outer=1, outer="sgd"), NEST | NEW | dict(T=2),
     ),
-    **minimax("lfednest", LFedNest, NEST | dict(T=1), NEST | NEW | dict(T=2)),
-    "FLRA": Case(MINIMAX, FLRA, cross_device.flra, dict(tau=3, eta_1=0.05, eta_2=0.04), resumed=True),
+    **minimax("lfednest", "LFedNest", NEST | dict(T=1), NEST | NEW | dict(T=2)),
+    "FLRA": Case(MINIMAX, "FLRA", cross_device.flra, dict(tau=3, eta_1=0.05, eta_2=0.04), resumed=True),
     "LocalAMSGrad": Case(
-        MINIMAX, LocalAMSGrad, cross_device.local_amsgrad,
+        MINIMAX, "LocalAMSGrad", cross_device.local_amsgrad,
         dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
     ),
     **{
         f"DRFA {name}": Case(
-            MIXTURE, DRFA, agnostic.drfa, dict(tau=3, eta=0.1, gamma=0.02) | options,
+            MIXTURE, "DRFA", agnostic.drfa, dict(tau=3, eta=0.1, gamma=0.02) | options,
             dict(snapshot=snapshot, fresh_cohort=True), name == "common", True,
         )
         for name, options, snapshot in (
@@ -451,31 +411,31 @@ CASES = {
             ("two steps", dict(snapshot=2, snapshot_weights="uniform"), lambda r, k: 2),
         )
     },
-    "AFL": Case(MIXTURE, AFL, agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
+    "AFL": Case(MIXTURE, "AFL", agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
     **minimax(
-        "sagda", SAGDA, GLOBAL, GLOBAL | dict(full_batch=True),
+        "sagda", "SAGDA", GLOBAL, GLOBAL | dict(full_batch=True),
         GLOBAL | dict(variates="stored", projection="server"), GLOBAL | dict(variates="stored"),
         module=variates,
     ),
-    **minimax("fedgda_gt", FedGDAGT, dict(K=3, eta_xl=0.05, eta_yl=0.05), module=variates),
-    **minimax("kgt_minimax", KGTMinimax, GLOBAL, module=variates, everybody=True),
+    **minimax("fedgda_gt", "FedGDAGT", dict(K=3, eta_xl=0.05, eta_yl=0.05), module=variates),
+    **minimax("kgt_minimax", "KGTMinimax", GLOBAL, module=variates, everybody=True),
     "STEM": Case(
-        HALF, STEM, stem, dict(q=3, eta=POWER | {"scale": 0.1}, beta=0.3),
+        HALF, "STEM", stem, dict(q=3, eta=POWER | {"scale": 0.1}, beta=0.3),
         dict(eta=power(0.1), beta=constant(0.3)), True, True,
     ),
     **minimax(
-        "scaffold_minimax", SCAFFOLD, *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
+        "scaffold_minimax", "SCAFFOLD", *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
         module=variates,
     ),
     **{
         f"SCAFFOLD {option} without y": Case(
-            HALF, SCAFFOLD, variates.scaffold, SCAFFOLDS | dict(option=option), resumed=option == "II",
+            HALF, "SCAFFOLD", variates.scaffold, SCAFFOLDS | dict(option=option), resumed=option == "II",
         )
         for option in ("II", "I", "I_sample")
     },
     **{
         f"FATClipping {name}": Case(
-            MINIMAX, FATClipping, clipping.fat_clipping,
+            MINIMAX, "FATClipping", clipping.fat_clipping,
             GLOBAL | dict(lam=POWER | {"scale": scale}, per=per) | ours,
             dict(lam=power(scale)) | theirs, name == "round", True,
         )
@@ -487,44 +447,40 @@ CASES = {
         )
     },
     "Bi2Clip": Case(
-        HALF, Bi2Clip, clipping.bi2_clip, dict(K=3, eta=FALLING, u=1.2, d=0.3, u_g=0.15, d_g=0.05, eta_g=1.3),
+        HALF, "Bi2Clip", clipping.bi2_clip,
+        dict(K=3, eta=FALLING, u=1.2, d=0.3, u_g=0.15, d_g=0.05, eta_g=1.3),
         dict(eta=lambda t: 0.09 / (1 + t) ** 0.6), True, True,
     ),
-    "FedVARP": Case(
-        MINIMAX, FedVARP, memory.fedvarp, dict(K=3, eta=0.05), dict(eta=constant(0.05)),
-    ),
+    "FedVARP": Case(MINIMAX, "FedVARP", memory.fedvarp, dict(K=3, eta=0.05), dict(eta=constant(0.05))),
     "FedVARP schedule": Case(
-        MINIMAX, FedVARP, memory.fedvarp, dict(K=2, eta=POWER | {"scale": 0.1}, eta_g=0.8),
+        MINIMAX, "FedVARP", memory.fedvarp, dict(K=2, eta=POWER | {"scale": 0.1}, eta_g=0.8),
         dict(eta=power(0.1)), True,
     ),
-    "MIFA": Case(MINIMAX, MIFA, memory.mifa, dict(K=3, eta=0.05), dict(eta=constant(0.05))),
+    "MIFA": Case(MINIMAX, "MIFA", memory.mifa, dict(K=3, eta=0.05), dict(eta=constant(0.05))),
     **{
         f"MIFA schedule {start}": Case(
-            MINIMAX, MIFA, memory.mifa, dict(K=2, eta=POWER | {"scale": 0.1}, initial_memory=start),
+            MINIMAX, "MIFA", memory.mifa, dict(K=2, eta=POWER | {"scale": 0.1}, initial_memory=start),
             dict(eta=power(0.1)), True,
         )
         for start in ("updates", "zero")
     },
-    **proxskips("ProxSkip-VIP-FL", ProxSkipVIPFL, SKIPS),
-    **proxskips("ProxSkip-VIP-FL fixed", ProxSkipVIPFL, SKIPS | dict(p=1 / 3, period="fixed"), resumed=False),
-    **proxskips("Scaffnew", ProxSkipVIPFL, SKIPS, GRADIENT),
-    **proxskips("ProxSkip-L-SVRGDA-FL", ProxSkipLSVRGDAFL, SKIPS, resumed=False),
-    **proxskips("ProxSkip-L-SVRGDA-FL q", ProxSkipLSVRGDAFL, SKIPS | dict(q=0.4, large_batch=LARGE)),
-    **proxskips(
-        "ProxSkip-L-SVRGDA-FL fixed", ProxSkipLSVRGDAFL, SKIPS | dict(p=0.5, q=0.3, period="fixed"), GRADIENT,
-        False,
-    ),
-    **mashas("MASHA1", MASHA1, compression=RAND_2, server_compression=RAND_2, resumed=True),
-    **mashas("MASHA1 old", MASHA1, compression=dict(name="qsgd", levels=2), reference="old"),
-    **mashas("MASHA2", MASHA2, compression=TOP_2, server_compression=TOP_2, resumed=True),
-    **mashas("MASHA2 old", MASHA2, compression=RAND_2, server_compression=TOP_2, reference="old"),
-    **mashas("MASHA2 qsgd", MASHA2, compression=TOP_2, server_compression=dict(name="qsgd", levels=2)),
+    **proxskips("ProxSkipVIPFL", SKIPS),
+    **proxskips("ProxSkipVIPFL fixed", SKIPS | dict(p=1 / 3, period="fixed"), resumed=False),
+    **proxskips("ProxSkipVIPFL without y", SKIPS, GRADIENT),
+    **proxskips("ProxSkipLSVRGDAFL", SKIPS, resumed=False),
+    **proxskips("ProxSkipLSVRGDAFL q", SKIPS | dict(q=0.4, large_batch=LARGE)),
+    **proxskips("ProxSkipLSVRGDAFL fixed", SKIPS | dict(p=0.5, q=0.3, period="fixed"), GRADIENT, False),
+    **mashas("MASHA1", compression=RAND_2, server_compression=RAND_2, resumed=True),
+    **mashas("MASHA1 old", compression=dict(name="qsgd", levels=2), reference="old"),
+    **mashas("MASHA2", compression=TOP_2, server_compression=TOP_2, resumed=True),
+    **mashas("MASHA2 old", compression=RAND_2, server_compression=TOP_2, reference="old"),
+    **mashas("MASHA2 qsgd", compression=TOP_2, server_compression=dict(name="qsgd", levels=2)),
     **minimax(
-        "coda_plus", CODAPlus, STAGES, STAGES | dict(growth=1.6), dict(K=3, eta=0.05, T=9),
+        "coda_plus", "CODAPlus", STAGES, STAGES | dict(growth=1.6), dict(K=3, eta=0.05, T=9),
         STAGES | dict(reference="average"), module=variates,
     ),
     **minimax(
-        "codasca", CODASCA, STAGES | dict(eta_g=1.1), STAGES | dict(eta_g=0.9, reference="average"),
+        "codasca", "CODASCA", STAGES | dict(eta_g=1.1), STAGES | dict(eta_g=0.9, reference="average"),
         STAGES | dict(keep_variates=True), module=variates,
     ),
     **fedavg("", eta_g=1.3),
@@ -539,17 +495,17 @@ CASES = {
         " yogi", {"name": "yogi", "beta_1": 0.6, "beta_2": 0.8, "tau": 0.2},
         dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
     ),
-    **training("FedProx", FedProx, plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
+    **training("FedProx", plain_training.fedprox, dict(K=3, mu=0.7, eta_g=1.2), True),
     "FedProx minimax": Case(
-        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=3, eta=LOCAL["eta"], mu=0.7, eta_g=1.2),
+        MINIMAX, "FedProx", plain_training.fedprox_minimax, dict(K=3, eta=LOCAL["eta"], mu=0.7, eta_g=1.2),
         dict(eta=lambda t: 0.1 / t ** (1 / 3)), True, True,
     ),
     "FedProx minimax stragglers": Case(
-        MINIMAX, FedProx, plain_training.fedprox_minimax, dict(K=4, eta=0.05, mu=0.7, stragglers=0.5),
+        MINIMAX, "FedProx", plain_training.fedprox_minimax, dict(K=4, eta=0.05, mu=0.7, stragglers=0.5),
         dict(eta=constant(0.05), numbers=partial(drawn.straggler, SEED)),
     ),
     **training(
-        "FedProx stragglers", FedProx, plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
+        "FedProx stragglers", plain_training.fedprox, dict(K=4, mu=0.7, stragglers=0.5), True,
         numbers=partial(drawn.straggler, SEED),
     ),
     **{
@@ -562,64 +518,53 @@ CASES = {
             " equal steps": dict(tau=3, rho=0.4, tau_eff=2.5),
         }.items()
         for key, case in training(
-            f"FedNova{name}", FedNova, plain_training.fednova, dict(eta=0.05) | options, name == " momentum",
+            f"FedNova{name}", plain_training.fednova, dict(eta=0.05) | options, name == " momentum",
             **({} if options["tau"] is TAU else {"tau": [3] * CLIENTS}),
         ).items()
     },
-    **training("FedDyn", FedDyn, plain_training.feddyn, dict(K=3, alpha=0.8), True),
-    **training("FedExP", FedExP, plain_training.fedexp, dict(K=3, epsilon=1e-3), True),
-    **training(
-        "FedExP scaled", FedExP, plain_training.fedexp, dict(K=3, epsilon=2e-3, epsilon_scaled=True)
-    ),
+    **training("FedDyn", plain_training.feddyn, dict(K=3, alpha=0.8), True),
+    **training("FedExP", plain_training.fedexp, dict(K=3, epsilon=1e-3), True),
+    **training("FedExP scaled", plain_training.fedexp, dict(K=3, epsilon=2e-3, epsilon_scaled=True)),
     **{
         key: case
-        for cls, reference in ((Mime, plain_training.mime), (MimeLite, mime_lite))
+        for method, reference in (("Mime", plain_training.mime), ("MimeLite", mime_lite))
         for name, base in BASES.items()
         for key, case in training(
-            f"{cls.__name__}{name}", cls, reference, dict(K=3, base=base, eta_g=1.1), name == " adam"
+            f"{method}{name}", reference, dict(K=3, base=base, eta_g=1.1), name == " adam"
         ).items()
     },
-    **training(
-        "Mime large batch", Mime, plain_training.mime, dict(K=3, base=ADAM, large_batch=LARGE), True
-    ),
-    **training(
-        "MimeLite large batch", MimeLite, mime_lite, dict(K=3, base=ADAM, large_batch=LARGE), True
-    ),
+    **training("Mime large batch", plain_training.mime, dict(K=3, base=ADAM, large_batch=LARGE), True),
+    **training("MimeLite large batch", mime_lite, dict(K=3, base=ADAM, large_batch=LARGE), True),
+    **ascent("LocalSGDAPlus", dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True),
     **ascent(
-        "LocalSGDAPlus", LocalSGDAPlus, dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True
-    ),
-    **ascent(
-        "LocalSGDAPlus schedules", LocalSGDAPlus, dict(q=3, S=9, eta_x=POWER | {"scale": 0.1}, eta_y=0.04),
+        "LocalSGDAPlus schedules", dict(q=3, S=9, eta_x=POWER | {"scale": 0.1}, eta_y=0.04),
         dict(eta_x=power(0.1), eta_y=constant(0.04)), plain.local_sgda_plus,
     ),
     **ascent(
-        "MomentumLocalSGDA averaged start", MomentumLocalSGDA, MOMENTUM | dict(average_start=True),
+        "MomentumLocalSGDA averaged start", MOMENTUM | dict(average_start=True),
         dict(alpha=constant(1.0)), plain.momentum_local_sgda,
     ),
     **ascent(
-        "MomentumLocalSGDA schedule", MomentumLocalSGDA, MOMENTUM | dict(average_start=False, alpha=POWER),
+        "MomentumLocalSGDA schedule", MOMENTUM | dict(average_start=False, alpha=POWER),
         dict(alpha=power(0.9)), plain.momentum_local_sgda, True,
     ),
     **ascent(
-        "MomentumLocalSGDAPlus", MomentumLocalSGDAPlus, MOMENTUM | dict(S=6, alpha=0.8, average_start=False),
+        "MomentumLocalSGDAPlus", MOMENTUM | dict(S=6, alpha=0.8, average_start=False),
         dict(alpha=constant(0.8)), plain.momentum_local_sgda, True,
     ),
-    **ascent(
-        "FedSGDAPlus", FedSGDAPlus, dict(K=3, S=2, **RATES, gamma_x=1.3, gamma_y=0.9), {},
-        plain.fed_sgda_plus, True,
-    ),
+    **ascent("FedSGDAPlus", dict(K=3, S=2, **RATES, gamma_x=1.3, gamma_y=0.9), {}, plain.fed_sgda_plus, True),
     **{
         key: case
         for order in ("stem", "after")
         for start in (True, False)
         for key, case in ascent(
-            f"FedSGDAM {order} {start}", FedSGDAM,
+            f"FedSGDAM {order} {start}",
             dict(Q=3, **RATES, **STORM, order=order, average_start=start), LOCAL_RATES | WEIGHTS,
             plain.fed_sgda_m, start == (order == "stem"),
         ).items()
     },
     **ascent(
-        "FedSGDAM schedules", FedSGDAM,
+        "FedSGDAM schedules",
         dict(
             Q=2, eta_x=POWER | {"scale": 0.1}, eta_y=0.04, alpha={"name": "squared", "c": 50}, beta=POWER,
             order="stem",
@@ -630,45 +575,43 @@ CASES = {
         plain.fed_sgda_m,
     ),
     **ascent(
-        "FedNormSGDA", FedNormSGDA, dict(tau=TAU, **RATES, **SERVER, a=0.8), dict(a=lambda j: 0.8**j),
+        "FedNormSGDA", dict(tau=TAU, **RATES, **SERVER, a=0.8), dict(a=lambda j: 0.8**j),
         plain.fed_norm_sgda, True,
     ),
     **ascent(
-        "FedNormSGDA equal steps", FedNormSGDA,
+        "FedNormSGDA equal steps",
         dict(tau=3, **RATES, **SERVER, a=(0.5, 2.0, 1.0), tau_eff=2.5),
         dict(tau=[3] * CLIENTS, a=(0.5, 2.0, 1.0).__getitem__), plain.fed_norm_sgda,
     ),
     **ascent(
-        "FedNormSGDAPlus", FedNormSGDAPlus, dict(tau=TAU, S=2, **RATES, **SERVER), dict(a=constant(1.0)),
+        "FedNormSGDAPlus", dict(tau=TAU, S=2, **RATES, **SERVER), dict(a=constant(1.0)),
         plain.fed_norm_sgda, True,
     ),
-    **composition("ComFedL", ComFedL, composed.comfedl, dict(q=3, eta=0.05), True),
-    **composition("ComFedL batches", ComFedL, composed.comfedl, dict(q=2, eta=FALLING, B_g=3, B_f=2)),
-    **composition("LocalMOML", LocalMOML, composed.local_moml, dict(H=3, eta=FALLING, beta=0.3, K_0=2), True),
+    **composition("ComFedL", composed.comfedl, dict(q=3, eta=0.05), True),
+    **composition("ComFedL batches", composed.comfedl, dict(q=2, eta=FALLING, B_g=3, B_f=2)),
+    **composition("LocalMOML", composed.local_moml, dict(H=3, eta=FALLING, beta=0.3, K_0=2), True),
     **composition(
-        "LocalMOML first order", LocalMOML, composed.local_moml,
+        "LocalMOML first order", composed.local_moml,
         dict(H=2, eta=0.05, beta=0.6, first_order=True), family=SQUARE,
     ),
+    **composition("LocalSCGDM", composed.local_scgdm, dict(p=3, eta=FALLING, beta=0.4, alpha=0.3), True),
     **composition(
-        "LocalSCGDM", LocalSCGDM, composed.local_scgdm, dict(p=3, eta=FALLING, beta=0.4, alpha=0.3), True
-    ),
-    **composition(
-        "LocalSCGDM own u", LocalSCGDM, composed.local_scgdm,
+        "LocalSCGDM own u", composed.local_scgdm,
         dict(p=2, eta=0.05, beta=0.4, alpha=0.3, average_inner=False),
     ),
-    **composition("LocalSCGD", LocalSCGD, composed.local_scgdm, dict(p=3, eta=0.05, beta=0.4)),
+    **composition("LocalSCGD", composed.local_scgdm, dict(p=3, eta=0.05, beta=0.4)),
     **composition(
-        "LocalSCGD own u", LocalSCGD, composed.local_scgdm, dict(p=1, eta=0.05, beta=0.4,
+        "LocalSCGD own u", composed.local_scgdm, dict(p=1, eta=0.05, beta=0.4,
         average_inner=False), True
     ),
-    **simfbo("SimFBO", SimFBO, tau=TAU),
-    **simfbo("SimFBO in a ball", SimFBO, tau=3, radius=0.2),
-    **simfbo("ShroFBO", ShroFBO, tau=TAU),
-    **series("FedNestBilevel", FedNestBilevel, {}),
-    **series("FedNestBilevel one term", FedNestBilevel, dict(T=1, J=4, truncation="random")),
-    **series("FedNestBilevel new cohorts", FedNestBilevel, dict(fresh_cohort=True, tau_outer=3, J=0)),
-    **series("FedNestBilevel sgd", FedNestBilevel, dict(outer="sgd")),
-    **series("LFedNestBilevel", LFedNestBilevel, {}),
+    **simfbo("SimFBO", tau=TAU),
+    **simfbo("SimFBO in a ball", tau=3, radius=0.2),
+    **simfbo("ShroFBO", tau=TAU),
+    **series("FedNestBilevel", {}),
+    **series("FedNestBilevel one term", dict(T=1, J=4, truncation="random")),
+    **series("FedNestBilevel new cohorts", dict(fresh_cohort=True, tau_outer=3, J=0)),
+    **series("FedNestBilevel sgd", dict(outer="sgd")),
+    **series("LFedNestBilevel", {}),
     **{
         key: case
         for name, options in {
@@ -680,26 +623,18 @@ CASES = {
             " new cohorts": dict(T=3, fresh_cohort=True),
         }.items()
         for key, case in composition(
-            f"FedNestComposition{name}", FedNestComposition, composed.fednest, NESTED | options, not name
+            f"FedNestComposition{name}", composed.fednest, NESTED | options, not name
         ).items()
     },
 }  # fmt: skip
 
 
-def job(case, out, problem=None, **changes):
-    changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
+def job(case, out, problem=None, sections=None, **changes):
+    settings = dict(seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=case.family.noise)
+    settings |= dict(reduction="exact", watchdog=0, eval_every=10**6) | changes
+    sections = {"record": case.family.record} | (sections or {})
     problem = problem or case.family.problem(clients=CLIENTS)
-    config = configuration(
-        case.algorithm(),
-        problem,
-        out,
-        seed=SEED,
-        rounds=ROUNDS,
-        batch_size=BATCH,
-        noise=case.family.noise,
-        **changes,
-    )
-    return config.model_copy(update={"record": case.family.record})
+    return configuration(case.algorithm(), problem, out, sections=sections, **settings)
 
 
 #: Cohort, weights, and number of clients stepped together.
@@ -760,9 +695,8 @@ def test_prescribed_cohorts(comm, out, name, phases, group):
     case, cohorts = CASES[name], [one[:phases] for one in PRESCRIBED]
     rows = [(r, j, k) for r, one in enumerate(cohorts, 1) for j, each in enumerate(one) for k in each]
     file = trace_file(out, comm, rows, "round,cohort,client")
-    config = job(case, f"{out}/run", group=group)
     participation = {"availability": {"name": "trace", "file": file}, "weights": "samples"}
-    config = config.model_copy(update={"participation": Participation(**participation)})
+    config = job(case, f"{out}/run", group=group, sections={"participation": participation})
     assert_path(comm, config, lambda: case.expected(None, "samples", cohorts))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from everything import METHODS, MISFITS, PAIRS, SETTINGS, method, problem
 from games import configuration
+from resumed import bits
 
 from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS
@@ -20,14 +21,8 @@ pytestmark = pytest.mark.mpi
 
 
 def job(method_, problem_, out, **settings):
-    config = configuration(
-        method_, problem_, out, rounds=3, batch_size=2, noise=0.05, reduction="exact", **settings
-    )
-    return config.model_copy(update={"record": ()})
-
-
-def bits(result) -> np.ndarray:
-    return torch.cat(list(result.point.values())).numpy()
+    settings |= dict(noise=0.05, reduction="exact", sections={"record": ()})
+    return configuration(method_, problem_, out, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import re
 import resource
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 from games import configuration
 from nodes import two_nodes
+from tiny_data import TINY, write_tiny
 
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.data import DATASETS, sources
-from mpifed.data.images import IdxImages
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.problems import FairClassification
@@ -100,15 +99,9 @@ def test_every_rank_reads_if_a_node_has_no_shared_memory(comm, capfd):
 def test_a_run_opens_each_data_file_once_per_node_and_is_bitwise_identical(comm, out, monkeypatch, nodes):
     folder, opened = Path(out).parent / f"{Path(out).name}-data" / "tiny", []
     if comm.rank == 0:
-        folder.mkdir(parents=True)
-        for part, count in (("train", 24), ("t10k", 8)):
-            labels, images = np.arange(count) % 2, np.arange(4 * count).reshape(count, 2, 2)
-            for name, array in ((f"{part}-labels-idx1-ubyte", labels), (f"{part}-images-idx3-ubyte", images)):
-                start = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-                (folder / name).write_bytes(start + array.astype(np.uint8).tobytes())
+        write_tiny(folder)
     comm.barrier()
-    tiny = IdxImages("tiny", "https://example.org/tiny", train=24, test=8, size=(2, 2), classes=2)
-    monkeypatch.setitem(DATASETS, "tiny", tiny)
+    monkeypatch.setitem(DATASETS, "tiny", TINY)
     monkeypatch.setenv("MPIFED_DATA", str(folder.parent))
 
     def job(out):

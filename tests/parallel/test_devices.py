@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from games import Game, configuration
 from nodes import two_nodes
+from resumed import bits
 
 import mpifed.parallel.exchange
 import mpifed.parallel.transport
@@ -101,18 +102,23 @@ def test_broadcast(transport, comm):
         tensor[1:4] += comm.rank
 
 
+def final(comm, out, **settings) -> np.ndarray:
+    """Return the output point of AdaFGDA on five clients."""
+    return bits(
+        run(configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), out, **settings), comm)
+    )
+
+
 @pytest.mark.parametrize("name", ["copied", "cuda-mpi", "nccl", "shm", "shm on two nodes"])
 def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
     """1e-12 in float64: the sums of up to four ranks in another order, three rounds."""
     points = []
     monkeypatch.setattr(mpifed.parallel.transport, "SHORT", 0)
-    for number, kind in enumerate(("host", name)):
+    for kind in ("host", name):
         monkeypatch.setattr(
             mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm)
         )
-        algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cpu")
-        result = run(configuration(algorithm, Game(clients=5), f"{out}/{number}", **settings), comm)
-        points.append(torch.cat(list(result.point.values())).numpy())
+        points.append(final(comm, f"{out}/{kind}", device="cpu"))
         assert not dist.is_initialized()
     np.testing.assert_allclose(points[1], points[0], rtol=1e-12, atol=1e-12)
 
@@ -173,14 +179,8 @@ def test_gpus_that_are_missing_on_some_ranks(comm, monkeypatch):
 def test_gpu_agrees_with_cpu(comm, out, reduction, group, matrices):
     """1e-9 in float64: the same operations with sums in another order."""
     settings = dict(reduction=reduction, group=group, matrices=matrices, checkpoint_every=2)
-    points = []
-    for device in ("cpu", "cuda"):
-        config = configuration(
-            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{device}", device=device, **settings
-        )
-        result = run(config, comm)
-        points.append(torch.cat([block.cpu() for block in result.point.values()]).numpy())
-    np.testing.assert_allclose(points[1], points[0], rtol=1e-9, atol=1e-9)
+    here, there = (final(comm, f"{out}/{device}", device=device, **settings) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(there, here, rtol=1e-9, atol=1e-9)
     longer = resume(f"{out}/cuda", ["rounds=4"], comm)
     assert longer.costs["round"][-1] == 4 or comm.rank
 
@@ -190,39 +190,26 @@ def test_gpu_agrees_with_cpu(comm, out, reduction, group, matrices):
 @pytest.mark.parametrize("way", ["default", "reduce-overhead"])
 def test_compiled_gradients_on_the_device(comm, out, way, group):
     """1e-9 in float64: sums in another order. Enough steps that a graph is captured and replayed."""
-    points = []
-    for number, compile in enumerate(("none", way)):
-        settings = dict(rounds=8, device="cuda", group=group, compile=compile)
-        config = configuration(
-            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", **settings
-        )
-        points.append(torch.cat([block.cpu() for block in run(config, comm).point.values()]).numpy())
-    np.testing.assert_allclose(points[1], points[0], rtol=1e-9, atol=1e-9)
+    settings = dict(rounds=8, device="cuda", group=group)
+    plain, compiled = (final(comm, f"{out}/{one}", compile=one, **settings) for one in ("none", way))
+    np.testing.assert_allclose(compiled, plain, rtol=1e-9, atol=1e-9)
 
 
 @gpu
 @pytest.mark.parametrize("compile", ["none", "reduce-overhead"])
 def test_gradients_in_bfloat16_on_the_device(comm, out, compile):
     """2**-6 of the point: eight rounding errors of bfloat16 in gradients, multiplied by small step sizes."""
-    points = []
-    for number, ways in enumerate(({}, dict(autocast="bfloat16", compile=compile))):
-        settings = dict(device="cuda", dtype="float32", **ways)
-        config = configuration(
-            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", **settings
-        )
-        points.append(torch.cat([block.cpu() for block in run(config, comm).point.values()]))
-    assert points[1].dtype == torch.float32 and not torch.equal(*points)
-    assert (points[1] - points[0]).norm() <= 2**-6 * points[0].norm()
+    settings = dict(device="cuda", dtype="float32")
+    single = final(comm, f"{out}/single", **settings)
+    half = final(comm, f"{out}/half", autocast="bfloat16", compile=compile, **settings)
+    assert half.dtype == np.float32 and not np.array_equal(half, single)
+    assert np.linalg.norm(half - single) <= 2**-6 * np.linalg.norm(single)
 
 
 @gpu
 def test_exact_is_reproducible_on_the_device(comm, out):
-    points = []
-    for number in range(2):
-        algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cuda", reduction="exact")
-        result = run(configuration(algorithm, Game(clients=5), f"{out}/{number}", **settings), comm)
-        points.append(torch.cat(list(result.point.values())))
-    assert torch.equal(*points)
+    one, other = (final(comm, f"{out}/{number}", device="cuda", reduction="exact") for number in (1, 2))
+    np.testing.assert_array_equal(one, other)
 
 
 @gpu

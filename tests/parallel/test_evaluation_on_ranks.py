@@ -86,6 +86,15 @@ def test_the_file_of_a_run(comm, tmp_path_factory):
     assert again.metrics == result.metrics == alone.metrics
 
 
+def unequal(metric) -> tuple[Config, list[int]]:
+    """Return a job whose clients have different numbers of samples, and these numbers."""
+    config = job("plain", metrics=(metric,), partition={"name": "quantity", "alpha": 0.5})
+    config.problem.prepare(0)
+    sizes = [config.problem.client_size(client) for client in range(5)]
+    assert len(set(sizes)) == 5
+    return config, sizes
+
+
 def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
     hosted = Simulation.from_settings(job("plain"), comm).placement.clients_of(comm.size - 1).tolist()
 
@@ -94,28 +103,20 @@ def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
             raise KeyError("no such bin")
         return 0.0
 
-    problem = job("plain", partition={"name": "quantity", "alpha": 0.5}).problem
-    problem.prepare(0)
-    sizes = [problem.client_size(client) for client in range(5)]
-    assert len(set(sizes)) == 5
-    config = job("plain", metrics=(fragile,), partition={"name": "quantity", "alpha": 0.5})
+    config, sizes = unequal(fragile)
     with pytest.raises(CollectiveError, match=f"the metric fragile failed for client {hosted[0]}: KeyError"):
         found(config, comm)
 
 
 def test_a_metric_of_one_client_is_nan_for_the_others(comm):
-    problem = job("plain", partition={"name": "quantity", "alpha": 0.5}).problem
-    problem.prepare(0)
-    sizes = [problem.client_size(client) for client in range(5)]
-
     def rare(scores, labels):
         return {"rows": 0.0} | ({"rare": 1.0} if len(labels) == sizes[4] else {})
 
-    config = job("plain", metrics=(rare,), partition={"name": "quantity", "alpha": 0.5})
+    config, sizes = unequal(rare)
     _, details = found(config, comm)
     if comm.rank == 0:
         np.testing.assert_array_equal(details.clients["rare"], [np.nan] * 4 + [1.0])
-        assert len(set(sizes)) == 5 and not np.isnan(details.clients["rows"]).any()
+        assert not np.isnan(details.clients["rows"]).any()
 
 
 def test_patience_ends_all_ranks_after_the_same_round(comm, out):

@@ -13,6 +13,7 @@ import torch
 from fields import Chain
 from games import Game, configuration
 from networks import Attention, Net, Recurrent, convolutional
+from resumed import bits
 from torch import nn
 
 from mpifed import load, resume, run
@@ -22,6 +23,7 @@ from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.problems import DeepAUC, Saddle
 
 pytestmark = pytest.mark.mpi
+groups = pytest.mark.parametrize("group", [1, 2, "all"])
 
 METHODS = {
     "adam": AdaFGDA(q=3, gamma=0.02, lam=0.02, matrix="adam"),
@@ -30,10 +32,6 @@ METHODS = {
     "local": LocalSGDA(q=3, eta_x=0.02, eta_y=0.02),
     "mfcgd": MFCGD(q=3),
 }
-
-
-def bits(result) -> np.ndarray:
-    return torch.cat(list(result.point.values())).numpy()
 
 
 def serial_copy(config: Config, out: str) -> Config:
@@ -51,64 +49,38 @@ def assert_layout_does_not_matter(config, comm, out):
             np.testing.assert_array_equal(result.costs[name], alone.costs[name], err_msg=name)
 
 
-@pytest.mark.parametrize("group", [1, 2, "all"])
+def job(method, problem, out, **settings) -> Config:
+    return configuration(METHODS[method], problem, out, reduction="exact", **settings)
+
+
+@groups
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", ["adam", "mean_after", "fgda", "local"])
 def test_bitwise_identical_to_one_process(comm, out, method, matrices, group):
-    config = configuration(
-        METHODS[method],
-        Game(clients=5),
-        out,
-        reduction="exact",
-        matrices=matrices,
-        group=group,
-        dtype="float32",
-        eval_every=1,
-    )
-    assert_layout_does_not_matter(config, comm, out)
+    settings = dict(matrices=matrices, group=group, dtype="float32", eval_every=1)
+    assert_layout_does_not_matter(job(method, Game(clients=5), out, **settings), comm, out)
 
 
-@pytest.mark.parametrize("group", [1, 2, "all"])
+@groups
 def test_network_and_held_out_metric(comm, out, group):
-    problem = DeepAUC(
-        dataset="digits", model={"name": "mlp"}, clients=8, partition={"name": "dirichlet", "alpha": 0.5}
-    )
-    config = configuration(
-        METHODS["adam"],
-        problem,
-        out,
-        batch_size=8,
-        noise=None,
-        reduction="exact",
-        group=group,
-        dtype="float32",
-        eval_every=1,
-    )
-    assert_layout_does_not_matter(config, comm, out)
+    partition = {"name": "dirichlet", "alpha": 0.5}
+    problem = DeepAUC(dataset="digits", model={"name": "mlp"}, clients=8, partition=partition)
+    settings = dict(batch_size=8, noise=None, group=group, dtype="float32", eval_every=1)
+    assert_layout_does_not_matter(job("adam", problem, out, **settings), comm, out)
 
 
 @pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
-@pytest.mark.parametrize("group", [1, 2, "all"])
+@groups
 def test_cohorts_and_weights(comm, out, cohort, weights, group):
-    config = configuration(
-        METHODS["local"],
-        Game(clients=5),
-        out,
-        rounds=6,
-        cohort=cohort,
-        weights=weights,
-        reduction="exact",
-        group=group,
-        dtype="float32",
-    )
-    assert_layout_does_not_matter(config, comm, out)
+    settings = dict(rounds=6, cohort=cohort, weights=weights, group=group, dtype="float32")
+    assert_layout_does_not_matter(job("local", Game(clients=5), out, **settings), comm, out)
 
 
-@pytest.mark.parametrize("group", [1, 2, "all"])
+@groups
 def test_clipped_gradients(comm, out, group):
     """The norms of some gradients are above the threshold, and their share is the same, too."""
-    settings = dict(batch_size=1, reduction="exact", group=group, dtype="float32", eval_every=1)
-    config = configuration(METHODS["local"], Saddle(clients=9, d=37), out, **settings)
+    settings = dict(batch_size=1, group=group, dtype="float32", eval_every=1)
+    config = job("local", Saddle(clients=9, d=37), out, **settings)
     oracle = config.oracle.model_copy(update={"clip": 30.0, "clip_over": "all"})
     config = config.model_copy(update={"oracle": oracle})
     assert_layout_does_not_matter(config, comm, out)
@@ -133,9 +105,9 @@ def test_groups_of_any_size_are_bitwise_identical(comm, out, case):
     method, problem, settings = CASES[case]
 
     def final(group: int | str, comm, folder: str) -> np.ndarray:
-        job = dict(weights="samples", reduction="exact", dtype="float32", noise=None, group=group) | settings
-        config = configuration(METHODS[method], problem, f"{out}/{folder}{group}", **job)
-        return bits(run(config.model_copy(update={"record": ()}), comm))
+        options = dict(weights="samples", dtype="float32", noise=None, group=group) | settings
+        options["sections"] = {"record": ()}
+        return bits(run(job(method, problem, f"{out}/{folder}{group}", **options), comm))
 
     results = [final(group, comm, "ranks") for group in (2, 3, "all")]
     if comm.rank == 0:
@@ -169,18 +141,8 @@ def test_networks_of_odd_sizes_in_groups_of_any_size(comm, out, network, dtype):
     problem = DeepAUC(dataset="digits", model=ODD[network](), clients=8, score="sigmoid")
     results, alone = [], None
     for group in (2, 3, 5, 7, "all"):
-        config = configuration(
-            METHODS["local"],
-            problem,
-            f"{out}/{group}",
-            rounds=2,
-            batch_size=7,
-            noise=None,
-            reduction="exact",
-            dtype=dtype,
-            group=group,
-        )
-        config = config.model_copy(update={"record": ()})
+        settings = dict(rounds=2, batch_size=7, noise=None, dtype=dtype, group=group)
+        config = job("local", problem, f"{out}/{group}", sections={"record": ()}, **settings)
         results.append(bits(run(config, comm)))
         if alone is None and comm.rank == 0:
             alone = bits(run(serial_copy(config, f"{out}/serial"), SerialComm()))
@@ -190,15 +152,14 @@ def test_networks_of_odd_sizes_in_groups_of_any_size(comm, out, network, dtype):
 
 
 def test_fewer_clients_than_ranks(comm, out):
-    config = configuration(METHODS["adam"], Game(clients=1), out, reduction="exact")
-    assert_layout_does_not_matter(config, comm, out)
+    assert_layout_does_not_matter(job("adam", Game(clients=1), out), comm, out)
 
 
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", ["adam", "mean_after"])
 def test_resumed_at_every_round_on_other_rank_counts(comm, out, method, matrices):
-    settings = dict(rounds=4, reduction="exact", matrices=matrices, checkpoint_every=1, keep=9)
-    whole = run(configuration(METHODS[method], Saddle(clients=5, d=4), out, batch_size=1, **settings), comm)
+    settings = dict(rounds=4, batch_size=1, matrices=matrices, checkpoint_every=1, keep=9)
+    whole = run(job(method, Saddle(clients=5, d=4), out, **settings), comm)
     for r in (1, 2, 3):
         parts = [broadcast_text(comm, f"{out}/{name}{r}") for name in ("parallel", "serial")]
         if comm.rank == 0:
@@ -245,6 +206,6 @@ def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, m
 
 def test_stages_of_a_regularised_problem(comm, out):
     """The centres are part of the state of every rank and of checkpoints."""
-    config = configuration(METHODS["local"], Game(clients=5), out, rounds=5)
-    settings = {**dict(config), "regularize": {"x": 0.5, "y": 0.2, "stage": 2}}
-    assert_layout_does_not_matter(Config.model_validate(settings), comm, out)
+    sections = {"regularize": {"x": 0.5, "y": 0.2, "stage": 2}}
+    config = configuration(METHODS["local"], Game(clients=5), out, rounds=5, sections=sections)
+    assert_layout_does_not_matter(config, comm, out)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from everything import FITTING, METHODS, method, problem
 from games import Game, configuration
+from resumed import bits
 
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA, LocalSGDA
@@ -53,10 +54,6 @@ def forced(monkeypatch):
     monkeypatch.setattr("mpifed.simulation.simulation.place_clients", place_clients)
 
 
-def bits(result) -> np.ndarray:
-    return torch.cat(list(result.point.values())).numpy()
-
-
 def layout(result) -> dict:
     with h5py.File(result.path) as file:
         return json.loads(file.attrs["layout"])
@@ -73,19 +70,9 @@ def test_balanced_is_bitwise_identical_to_even(comm, out, forced, group, cohort,
     method_ = ADA if cohort is None else LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
     results = {}
     for kind in ("even", "balanced"):
-        config = configuration(
-            method_,
-            Game(clients=5),
-            f"{out}/{kind}",
-            reduction="exact",
-            group=group,
-            cohort=cohort,
-            weights=weights,
-            placement=kind,
-            dtype="float32",
-            eval_every=1,
-        )
-        results[kind] = run(config, comm)
+        settings = dict(group=group, cohort=cohort, weights=weights, dtype="float32", eval_every=1)
+        settings |= dict(reduction="exact", placement=kind)
+        results[kind] = run(configuration(method_, Game(clients=5), f"{out}/{kind}", **settings), comm)
     assert_same(results["balanced"], results["even"])
     if comm.rank == 0:
         assert results["balanced"].history == results["even"].history

@@ -23,10 +23,11 @@ JOBS = {
 }
 
 
-def job(name, weights="samples", **settings) -> Config:
+def job(name, weights="samples", out="unused", **settings) -> Config:
     make, of = JOBS[name]
-    config = configuration(METHOD, make(), "unused", weights=weights, reduction="exact", **settings)
-    return Config(**dict(config) | {"measures": {"of": of, "ell": 8.0, "evaluations": 20}})
+    sections = {"measures": {"of": of, "ell": 8.0, "evaluations": 20}}
+    settings |= dict(weights=weights, reduction="exact", sections=sections)
+    return configuration(METHOD, make(), out, **settings)
 
 
 def figures(config, comm) -> dict[str, float]:
@@ -50,8 +51,7 @@ def test_bitwise_identical_to_one_process(comm, name, group):
 def test_the_history_of_a_run(comm, tmp_path_factory):
     """One column per figure; a cohort participates in a round, and all clients are measured."""
     folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
-    config = job("game", cohort=2, eval_every=1)
-    run(config.model_copy(update={"run": config.run.model_copy(update={"out": folder})}), comm)
+    run(job("game", out=folder, cohort=2, eval_every=1), comm)
     if comm.rank == 0:
         with h5py.File(f"{folder}/run.h5") as file:
             column = file["metrics/phi_gradient"][...]
@@ -67,6 +67,9 @@ def test_assumption_estimates(comm, name):
     assert comm.rank == 0 or not found["rows"]
 
 
+PHI = {"of": ["phi"]}
+
+
 class Failing(Game):
     """Fails for the last client, hosted by one rank, when it is evaluated on all data."""
 
@@ -77,8 +80,7 @@ class Failing(Game):
 
 
 def test_an_error_on_one_rank_ends_all(comm):
-    config = configuration(METHOD, Failing(clients=5), "unused", group=1)
-    config = Config(**dict(config) | {"measures": {"of": ["phi"]}})
+    config = configuration(METHOD, Failing(clients=5), "unused", sections={"measures": PHI}, group=1)
     simulation = Simulation.from_settings(config, comm)
     with pytest.raises(CollectiveError, match="Failing failed for client 4: RuntimeError: too many rows"):
         simulation.start()
@@ -86,8 +88,9 @@ def test_an_error_on_one_rank_ends_all(comm):
 
 
 def test_unsupported_problems_are_refused_on_all_ranks(comm):
-    config = configuration(METHOD, problem("WGAN"), "unused")
+    config = configuration(METHOD, problem("WGAN"), "unused", sections={"measures": PHI})
     with pytest.raises(CollectiveError, match="WGAN generates its samples"):
-        Simulation.from_settings(Config(**dict(config) | {"measures": {"of": ["phi"]}}), comm)
+        Simulation.from_settings(config, comm)
+    config = configuration(METHOD, problem("WGAN"), "unused")
     with pytest.raises(CollectiveError, match="WGAN generates its samples"):
         measure(comm, config, Options())

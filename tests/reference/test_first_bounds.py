@@ -17,7 +17,6 @@ from mpifed.algorithms import MFCGD, AdaMFCGD
 from mpifed.core.adaptive import AdaGradNorm
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 
 from . import matrices, mfcgd
 
@@ -34,35 +33,26 @@ def test_the_first_estimators_are_bounded_too(tmp_path, monkeypatch, q, adaptive
     def bounded(*arguments):
         h, u, v = plain(*arguments)
         limits = {"C_g": float("inf"), "C_f": float("inf")} | bounds
-        return (
-            h,
-            [mfcgd._into_ball(value, limits["C_g"]) for value in u],
-            [mfcgd._into_ball(value, limits["C_f"]) for value in v],
-        )
+        u = [mfcgd._into_ball(value, limits["C_g"]) for value in u]
+        return h, u, [mfcgd._into_ball(value, limits["C_f"]) for value in v]
 
     def expected():
-        path = mfcgd.mfcgd(
-            *reference_chain(problem, SEED, q, BATCH, NOISE),
-            CLIENTS,
-            problem.initial(generator(SEED, "initial"))["x"],
-            q=q,
-            rounds=ROUNDS,
-            gamma=0.06,
-            eta=lambda t: 0.9,
-            matrix=(lambda: matrices.AdaGradNorm(0.3)) if adaptive else None,
-            **{name: (lambda t, value=value: value) for name, value in WEIGHTS.items()},
-            **bounds,
-        )
+        values = reference_chain(problem, SEED, q, BATCH, NOISE)
+        x1 = problem.initial(generator(SEED, "initial"))["x"]
+        weights = {name: (lambda t, value=value: value) for name, value in WEIGHTS.items()}
+        matrix = (lambda: matrices.AdaGradNorm(0.3)) if adaptive else None
+        settings = dict(q=q, rounds=ROUNDS, gamma=0.06, eta=lambda t: 0.9, matrix=matrix)
+        path = mfcgd.mfcgd(*values, CLIENTS, x1, **settings, **weights, **bounds)
         return torch.stack(path).numpy()
 
     common = dict(q=q, gamma=0.06, eta=0.9, project_init=True, **WEIGHTS, **bounds)
     method = AdaMFCGD(**common, matrix=AdaGradNorm(rho=0.3)) if adaptive else MFCGD(**common)
     problem = Chain(clients=CLIENTS)
     config = configuration(method, problem, tmp_path, seed=SEED, rounds=ROUNDS, noise=NOISE.scale)
-    path, _ = trace(config, SerialComm())
+    path, _ = trace(config)
     free = expected()
     left_alone = config.model_copy(update={"algorithm": replace(method, project_init=False)})
-    np.testing.assert_allclose(trace(left_alone, SerialComm())[0], free, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(trace(left_alone)[0], free, rtol=1e-10, atol=1e-10)
     monkeypatch.setattr(mfcgd, "_initial_estimators", bounded)
     np.testing.assert_allclose(path, expected(), rtol=1e-10, atol=1e-10)
     assert np.abs(path - free).max() > 1e-4  # γ times what the bounds cut off

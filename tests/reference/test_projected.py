@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from bounded import Bounded
-from games import DX, configuration, reference_gradient, start_of
+from games import DX, configuration, reference_gradient, simulated, start_of
 
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, FedNSGDAM, LocalDualExtrapolation
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball, Box
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 from .fess_gda import fess_gda, fsgda
 
@@ -32,15 +30,13 @@ def free(point):
 
 def run(method, game, out, *fields):
     """The fields of ``shared`` after every round, and the output after the last."""
-    config = configuration(method, game, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE.scale)
-    config = config.model_copy(update={"record": ()})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    config = configuration(
+        method, game, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, sections={"record": ()}
+    )
     path = []
-    for _ in range(ROUNDS):
-        simulation.step()
+    for simulation in simulated(config):
         path.append(torch.cat([getattr(simulation.shared, name) for name in fields]).numpy().copy())
-    return np.array(path), simulation.output.buffer.numpy()
+    return np.array(path[1:]), simulation.output.buffer.numpy()
 
 
 def assert_projected(path, expected):

@@ -12,6 +12,7 @@ import torch
 from baselines import gradient_at
 from fields import Chain, reference_chain
 from games import Game, configuration, reference_gradient, start_of, trace
+from resumed import flat
 
 from mpifed.algorithms import (
     FESSGDA,
@@ -27,7 +28,6 @@ from mpifed.algorithms import (
 from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad, BarzilaiBorwein, Norm
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 
 from . import matrices as plain
 from .fess_gda import fess_gda
@@ -99,13 +99,10 @@ def settings_and_functions(schedules, names):
     return ({name: schedules[name][k] for name in names} for k in (0, 1))
 
 
-def assert_path(method, problem, out, expected):
-    config = configuration(
-        method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE.scale
-    )
-    path, _ = trace(config, SerialComm())
-    points = [torch.cat(tuple(point)).numpy() for point in expected()]
-    np.testing.assert_allclose(path, points, rtol=1e-10, atol=1e-10)
+def assert_path(method, problem, out, expected, record=("x", "y")):
+    settings = dict(seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, sections={"record": record})
+    path, _ = trace(configuration(method, problem, out, **settings))
+    np.testing.assert_allclose(path, flat(expected()), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
@@ -119,20 +116,19 @@ def test_fgda(tmp_path, q, sync, schedules, matrix):
     ours, theirs = MATRICES[matrix]
     method = AdaFGDA(**common, **given, matrix=ours) if ours else FGDA(**common, **given)
     game = Game(clients=CLIENTS)
-    assert_path(
-        method,
-        game,
-        tmp_path,
-        lambda: fgda(
-            reference_gradient(game, SEED, q, BATCH, NOISE),
-            CLIENTS,
-            *start_of(game, SEED),
-            rounds=ROUNDS,
-            matrix=theirs,
-            **common,
-            **functions,
-        ),
-    )
+
+    def expected():
+        gradient, start = reference_gradient(game, SEED, q, BATCH, NOISE), start_of(game, SEED)
+        return fgda(gradient, CLIENTS, *start, rounds=ROUNDS, matrix=theirs, **common, **functions)
+
+    assert_path(method, game, tmp_path, expected)
+
+
+def chain_path(problem, q, **settings):
+    """Return the points of MFCGD after every round."""
+    values = reference_chain(problem, SEED, q, BATCH, NOISE)
+    start = problem.initial(generator(SEED, "initial"))
+    return [(x,) for x in mfcgd(*values, CLIENTS, start["x"], q=q, rounds=ROUNDS, **settings)]
 
 
 @pytest.mark.parametrize("matrix", MATRICES | REFERRING)
@@ -144,22 +140,7 @@ def test_mfcgd(tmp_path, q, schedules, matrix):
     method = AdaMFCGD(q=q, gamma=0.1, **given, matrix=ours) if ours else MFCGD(q=q, gamma=0.1, **given)
     problem = Chain(clients=CLIENTS)
     assert_path(
-        method,
-        problem,
-        tmp_path,
-        lambda: (
-            (x,)
-            for x in mfcgd(
-                *reference_chain(problem, SEED, q, BATCH, NOISE),
-                CLIENTS,
-                problem.initial(generator(SEED, "initial"))["x"],
-                q=q,
-                rounds=ROUNDS,
-                gamma=0.1,
-                matrix=theirs,
-                **functions,
-            )
-        ),
+        method, problem, tmp_path, lambda: chain_path(problem, q, gamma=0.1, matrix=theirs, **functions)
     )
 
 
@@ -168,35 +149,21 @@ def test_mfcgd(tmp_path, q, schedules, matrix):
 @pytest.mark.parametrize("q", [1, 3])
 def test_decays_at_the_step_of_the_synchronisation(tmp_path, q, first, matrix):
     ours, theirs = DECAYING[matrix]
-    game, chain, common = Game(clients=CLIENTS), Chain(clients=CLIENTS), dict(q=q, gamma=0.07)
     weights = {name: lambda t: 0.4 for name in ("alpha", "beta", "varrho")}
-    options = dict(rounds=ROUNDS, eta=lambda t: 1.0, matrix=theirs, first_matrix=first, **common)
-    assert_path(
-        AdaFGDA(**common, lam=0.05, alpha=0.4, beta=0.4, matrix=ours, first_matrix=first),
-        game,
-        tmp_path,
-        lambda: fgda(
-            reference_gradient(game, SEED, q, BATCH, NOISE),
-            CLIENTS,
-            *start_of(game, SEED),
-            **options,
-            lam=0.05,
-            alpha=weights["alpha"],
-            beta=weights["beta"],
-        ),
-    )
-    values = reference_chain(chain, SEED, q, BATCH, NOISE)
-    assert_path(
-        AdaMFCGD(**common, alpha=0.4, beta=0.4, varrho=0.4, matrix=ours, first_matrix=first),
-        chain,
-        tmp_path,
-        lambda: (
-            (x,)
-            for x in mfcgd(
-                *values, CLIENTS, chain.initial(generator(SEED, "initial"))["x"], **options, **weights
-            )
-        ),
-    )
+    options = dict(gamma=0.07, eta=lambda t: 1.0, matrix=theirs, first_matrix=first)
+    common = dict(q=q, gamma=0.07, alpha=0.4, beta=0.4, matrix=ours, first_matrix=first)
+    game, chain = Game(clients=CLIENTS), Chain(clients=CLIENTS)
+
+    def expected():
+        gradient, start = reference_gradient(game, SEED, q, BATCH, NOISE), start_of(game, SEED)
+        alpha, beta = weights["alpha"], weights["beta"]
+        return fgda(
+            gradient, CLIENTS, *start, q=q, rounds=ROUNDS, lam=0.05, alpha=alpha, beta=beta, **options
+        )
+
+    assert_path(AdaFGDA(**common, lam=0.05), game, tmp_path, expected)
+    method = AdaMFCGD(**common, varrho=0.4)
+    assert_path(method, chain, tmp_path, lambda: chain_path(chain, q, **options, **weights))
 
 
 @pytest.mark.parametrize("q", [1, 3])
@@ -205,20 +172,13 @@ def test_local_sgda(tmp_path, q):
     eta_x = {"name": "power", "scale": 0.1, "offset": 1, "exponent": 0.8}
     eta_y = {"name": "steps", "value": 0.08, "boundaries": [*range(1, 9)], "factor": 0.7}
     game = Game(clients=CLIENTS)
-    assert_path(
-        LocalSGDA(q=q, eta_x=eta_x, eta_y=eta_y),
-        game,
-        tmp_path,
-        lambda: local_sgda(
-            reference_gradient(game, SEED, q, BATCH, NOISE),
-            CLIENTS,
-            *start_of(game, SEED),
-            q=q,
-            rounds=ROUNDS,
-            eta_x=lambda t: 0.1 / (1 + t) ** 0.8,
-            eta_y=lambda t: 0.08 * 0.7 ** (t - 1),
-        ),
-    )
+    theirs = dict(eta_x=lambda t: 0.1 / (1 + t) ** 0.8, eta_y=lambda t: 0.08 * 0.7 ** (t - 1))
+
+    def expected():
+        gradient, start = reference_gradient(game, SEED, q, BATCH, NOISE), start_of(game, SEED)
+        return local_sgda(gradient, CLIENTS, *start, q=q, rounds=ROUNDS, **theirs)
+
+    assert_path(LocalSGDA(q=q, eta_x=eta_x, eta_y=eta_y), game, tmp_path, expected)
 
 
 #: Schedules of local step sizes, server step sizes and weights, as in a job file and as functions of t.
@@ -286,8 +246,4 @@ def test_lippax(tmp_path, inner):
         options = of_reference(**settings)
         return [(z,) for z, _ in lippax(operator, CLIENTS, torch.cat([x, y]), rounds=ROUNDS, **options)]
 
-    config = configuration(
-        LIPPAX(**of_job(**settings)), game, tmp_path, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=0.3
-    ).model_copy(update={"record": ()})
-    points, _ = trace(config, SerialComm())
-    np.testing.assert_allclose(points, [z.numpy() for (z,) in path()], rtol=1e-10, atol=1e-10)
+    assert_path(LIPPAX(**of_job(**settings)), game, tmp_path, path, record=())

@@ -43,6 +43,13 @@ def point(folder: Path, ranks: int | None = None) -> np.ndarray:
         return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
 
+def completed(job: Job, task: str = "") -> str:
+    """Wait for the end of a job, which must succeed, and return its output."""
+    state, code, log = job.end(task=task)
+    assert (state, code) == ("COMPLETED", 0), log
+    return log
+
+
 def uninterrupted(folder: Path, settings: str) -> np.ndarray:
     """Return the output point of the same job in this process."""
     changes = [word.replace("./held.py", str(folder / "held.py")) for word in shlex.split(settings)]
@@ -69,8 +76,7 @@ def test_the_page_on_clusters_shows_these_commands():
 def test_compatible_launchers(tmp_path, mpi, asked, used):
     """The launcher that the script chooses, and the second of two if the first is incompatible."""
     folder = workplace(tmp_path)
-    state, code, log = submit(CPU + SHORT, folder, mpi=mpi, **asked).end()
-    assert (state, code) == ("COMPLETED", 0), log
+    log = completed(submit(CPU + SHORT, folder, mpi=mpi, **asked))
     assert re.search(rf"mpifed: 4 ranks on 2 nodes of (Open MPI|MPICH) \S+ by {used} ", log), log
     np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=4), uninterrupted(folder, SHORT))
 
@@ -131,8 +137,7 @@ def test_gpus(tmp_path, line, nodes, ranks, threads):
     folder = workplace(tmp_path)
     (folder / "seen").mkdir()
     job = submit(f"""{line} rounds=1 "algorithm={{name='./held.py:Held',witness='seen'}}" """, folder)
-    state, code, log = job.end()
-    assert (state, code) == ("COMPLETED", 0), log
+    completed(job)
     assert job.fields()["TresPerNode"] in ("gres:gpu:2", "gres/gpu:2"), job.fields()
     seen = list((folder / "seen").iterdir())
     assert len(seen) == ranks and len({file.name.split(".")[0] for file in seen}) == nodes, seen
@@ -143,8 +148,7 @@ def test_array(tmp_path):
     folder = workplace(tmp_path)
     job = submit(ARRAY + SHORT, folder)
     for seed in range(3):
-        state, code, log = job.end(task=f"_{seed}")
-        assert (state, code) == ("COMPLETED", 0), log
+        completed(job, f"_{seed}")
         found = point(folder / f"runs/saddle/seed={seed}", ranks=2)
         np.testing.assert_array_equal(found, uninterrupted(folder, f"{SHORT} seed={seed}"))
 
@@ -165,8 +169,7 @@ def test_a_sweep_shared_by_an_array(tmp_path):
     script = command(PARTS.replace("jobs/papers/composite_game", "shared") + " --no-submit", folder).strip()
     job = submit(f"sbatch {script}", folder)
     for part in range(2):
-        state, code, log = job.end(task=f"_{part}")
-        assert (state, code) == ("COMPLETED", 0) and "2 runs are finished, 0 of them before" in log, log
+        assert "2 runs are finished, 0 of them before" in completed(job, f"_{part}")
     assert len(list((folder / "runs/shared").glob("*/run.h5"))) == 4
 
 
@@ -176,8 +179,7 @@ def test_a_search_shared_by_an_array(tmp_path):
     small = " rounds=2 tune.runs=2 tune.seeds=1 tune.fresh=1 --no-submit"
     job = submit(f"sbatch {command(PARTS + small, folder).strip()}", folder)
     for part in range(2):
-        state, code, log = job.end(task=f"_{part}")
-        assert (state, code) == ("COMPLETED", 0), log
+        completed(job, f"_{part}")
     found = (folder / "runs/papers/composite_game/best.toml").read_text()
     assert all(name in found for name in ("LocalDualExtrapolation", "FeDualEx", "FedDualAvg")), found
 
@@ -193,10 +195,8 @@ def test_time_limit_then_another_number_of_nodes(tmp_path):
     assert (state, code) == ("FAILED", 85), log
     assert "stopped by a signal: submit the same script again" in log, log
     (folder / "hold").unlink()
-    state, code, log = submit(
-        CPU.replace("sbatch", "sbatch --nodes=3 --ntasks-per-node=1", 1) + HELD, folder, mpi="mpich"
-    ).end()
-    assert (state, code) == ("COMPLETED", 0), log
+    other = CPU.replace("sbatch", "sbatch --nodes=3 --ntasks-per-node=1", 1) + HELD
+    completed(submit(other, folder, mpi="mpich"))
     np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=3), uninterrupted(folder, HELD))
 
 
@@ -218,8 +218,7 @@ def test_preemption(tmp_path):
         job.until(lambda fields: fields["Restarts"] == "1", 60)
         (job.folder / "hold").unlink()
     for job in jobs:
-        state, code, log = job.end()
-        assert (state, code) == ("COMPLETED", 0), log
+        log = completed(job)
         assert "requeued after exit code 85" in log and "continuing runs/saddle from round" in log, log
         np.testing.assert_array_equal(
             point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
@@ -246,18 +245,12 @@ def test_names_with_every_character(tmp_path):
     (folder / "jobs/saddle.toml").rename(folder / job)
     (folder / "held.py").rename(folder / plugin)
     changes = [f"algorithm={{name=\"./{plugin}:Held\", hold='$x'}}", f"run.out={out}", *SHORT.split()]
-    words = [
-        "mpifed",
-        "launch",
-        "--ranks-per-node=2",
-        "--script=-s 'c' %j.sbatch",
-        "--extra=--comment='a \"b\" #c'",
-    ]
+    words = ["mpifed", "launch", "--ranks-per-node=2"]
+    words += ["--script=-s 'c' %j.sbatch", "--extra=--comment='a \"b\" #c'"]
     left = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "9", "SLURM_NTASKS": "64", "SLURM_EXPORT_ENV": "NONE"}
     output = command(shlex.join([*words, "--", job, *changes]), folder, **left)
     ended = Job(re.search(r"Submitted batch job (\d+)", output)[1], folder, ())
-    state, code, log = ended.end()
-    assert (state, code) == ("COMPLETED", 0), log
+    completed(ended)
     assert (
         "JobName=-my 'job' \"x\" $PATH;#%x\\ ü_ " in (shown := ended.text()) and 'Comment=a "b" #c ' in shown
     )
@@ -279,8 +272,7 @@ def test_leftovers_of_other_jobs(tmp_path):
         "TMPDIR": str(tmp_path / "missing"),
     }
     line = CPU.replace("sbatch", "sbatch --nodes=1", 1) + SHORT
-    state, code, log = submit(line, folder, **left).end()
-    assert (state, code) == ("COMPLETED", 0), log
+    completed(submit(line, folder, **left))
     np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=2), uninterrupted(folder, SHORT))
 
 

@@ -15,9 +15,6 @@ from mpifed.core.problem import Minimisation
 from mpifed.core.streams import generator
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
-CLASSES = {
-    "fedavg": "FedAvg",
-}
 #: The y at which :class:`Half` is the game.
 FIXED = torch.tensor([0.5, -0.3], dtype=torch.float64)
 #: Upper bound of the samples that a method here takes per round.
@@ -28,7 +25,7 @@ LARGE = 4
 
 def plugin(name: str, **settings):
     """Return the method in the file ``name``, found in the same way as by a job."""
-    return build(find_class(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
+    return build(find_class(f"{PLUGINS / name}.py:FedAvg", "algorithm"), settings, name)
 
 
 def gradient_at(game: Game, seed: int, batch_size: int, noise):

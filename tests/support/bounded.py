@@ -34,7 +34,7 @@ class Watched(Minimax):
     """h_k ‖x‖²/2 + xᵀC_k y - ‖y‖²/2 + aᵀx + cᵀy, the mean over rows (a, c). ``seen`` has all points of
     evaluation.
 
-    The linear part is large, so that a few steps of some hundredths leave every set of a size below 1. The
+    The linear part is large, so that a few steps of 0.01 leave every set of a size below 1. The
     start, 0 or the centre of a simplex, is in every set. ``bound = False`` removes the sets.
     """
 
@@ -48,7 +48,7 @@ class Watched(Minimax):
         self.sets = sets_of(self.set_x, self.set_y) if self.bound else Sets()
         rngs = [generator(seed, "watched", client) for client in range(self.clients)]
         self.C = [torch.from_numpy(rng.standard_normal((DX, DY))) for rng in rngs]
-        centre = torch.tensor([-6.0, 9.0, 4.0, 7.0, -5.0], dtype=torch.float64)
+        centre = torch.tensor([-60.0, 90.0, 40.0, 70.0, -50.0], dtype=torch.float64)
         self.rows = [
             centre + torch.from_numpy(rng.standard_normal((5 + k, DX + DY))) for k, rng in enumerate(rngs)
         ]

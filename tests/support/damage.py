@@ -6,11 +6,11 @@ import gzip
 import io
 import lzma
 import pickle
-import struct
 import zipfile
 
 import numpy as np
 from PIL import Image
+from tiny_data import idx
 
 from mpifed.data import load_omniglot
 from mpifed.data.image_folder import ImageFolder
@@ -27,10 +27,6 @@ LABELS = {"0": 0, "2": None, "4": 1}
 
 def bytes_of(*shape: int) -> np.ndarray:
     return (np.arange(np.prod(shape)) * 7 % 251).astype(np.uint8).reshape(shape)
-
-
-def idx(array: np.ndarray, code: int = 8) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape) + array.tobytes()
 
 
 def archive(**arrays) -> bytes:

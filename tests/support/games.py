@@ -8,6 +8,7 @@ gradients below are analytic and the class has a loss only, so agreement also va
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,12 +106,14 @@ def configuration(
     noise=0.3,
     cohort=None,
     weights="uniform",
+    sections=None,
     **run,
 ):
     """Return a float64 job without a progress bar.
 
     Args:
         noise: a noise distribution, or the scale of a Gaussian.
+        sections: other settings of the job, which replace those given here.
         run: settings of [run].
     """
     if isinstance(noise, float | int):
@@ -123,37 +126,44 @@ def configuration(
         "checkpoint_every": 0,
         **run,
     }
-    return Config(
-        algorithm=algorithm,
-        problem=problem,
-        seed=seed,
-        rounds=rounds,
-        record=("x", "y"),
-        oracle={"batch_size": batch_size, "noise": noise},
-        participation={"cohort": cohort, "weights": weights},
-        run=settings,
-    )
+    given = {
+        "record": ("x", "y"),
+        "oracle": {"batch_size": batch_size, "noise": noise},
+        "participation": {"cohort": cohort, "weights": weights},
+        "run": settings,
+    }
+    return Config(algorithm=algorithm, problem=problem, seed=seed, rounds=rounds, **given | (sections or {}))
 
 
-def started(config, rounds=0) -> Simulation:
-    """Return the simulation of a job in one process after its start and some rounds."""
-    simulation = Simulation.from_settings(config, SerialComm())
+def started(config, rounds=0, comm=None) -> Simulation:
+    """Return the simulation of a job, by default in one process, after its start and some rounds."""
+    simulation = Simulation.from_settings(config, comm or SerialComm())
     simulation.start()
     for _ in range(rounds):
         simulation.step()
     return simulation
 
 
-def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
-    """Run without files; return the averaged point after every round, ``[rounds, d]``, and the output point
-    ``[d]``."""
-    simulation = Simulation.from_settings(config, comm)
-    simulation.start()
-    points = []
+def completed(config, comm=None) -> Simulation:
+    """Return the simulation of a job after its last round."""
+    return started(config, config.rounds, comm)
+
+
+def simulated(config, comm=None) -> Iterator[Simulation]:
+    """Yield the simulation of a job before its first round and after every round."""
+    simulation = started(config, comm=comm)
+    yield simulation
     for _ in range(config.rounds):
         simulation.step()
+        yield simulation
+
+
+def trace(config, comm=None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the averaged point after every round, ``[rounds, d]``, and the output point ``[d]``."""
+    points = []
+    for simulation in simulated(config, comm):
         points.append(simulation.point().numpy().copy())
-    return np.array(points), simulation.output.buffer.numpy()
+    return np.array(points[1:]), simulation.output.buffer.numpy()
 
 
 def start_of(problem, seed: int):

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 import mpifed
@@ -96,6 +98,18 @@ def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
 def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
     """Run a job to its end; return the exit code and the output of both streams."""
     return finish(start(ranks, arguments, **options), limit)
+
+
+def saddle_point(folder: Path, ranks: int, rounds: int, mpi: str = "openmpi") -> np.ndarray:
+    """Run or continue the shipped saddle job in ``folder`` up to a round, and return its output point."""
+    job = Path(__file__).parents[2] / "jobs" / "saddle.toml"
+    settings = [f"rounds={rounds}", f"run.out={folder}", "run.reduction=exact", "run.progress=false"]
+    code, output = launch(ranks, ["-m", "mpifed", "run", job, "--no-report", *settings], 240, mpi=mpi)
+    assert code == 0, output
+    with h5py.File(folder / "run.h5") as file:
+        used = file.attrs["versions"]
+        assert {"openmpi": "Open MPI", "mpich": "MPICH"}[mpi] in used or not ranks, used
+        return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
 
 def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> str:

@@ -1,4 +1,4 @@
-"""The command line with one data folder per rank, FOLDER/RANK, and a data set "tiny" in the IDX format.
+"""The command line with one data folder per rank, FOLDER/RANK, and the data set of tiny_data.py.
 
 Every rank is on a node of its own, unless the variable ONE_NODE is set.
 
@@ -9,15 +9,16 @@ import os
 import sys
 from pathlib import Path
 
+from tiny_data import TINY
+
 from mpifed.cli.main import main
 from mpifed.data import DATASETS
-from mpifed.data.images import IdxImages
 from mpifed.parallel.comm import MpiComm
 
 folder = Path(sys.argv.pop(1))
 rank = next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
 os.environ["MPIFED_DATA"] = str(folder / rank)
-DATASETS["tiny"] = IdxImages("tiny", "https://example.org/tiny", train=24, test=8, size=(2, 2), classes=2)
+DATASETS["tiny"] = TINY
 if "ONE_NODE" not in os.environ:
     construct = MpiComm.__init__
 

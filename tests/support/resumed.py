@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from games import trace
 
 from mpifed import resume, run
-from mpifed.parallel.comm import SerialComm
+
+
+def bits(result) -> np.ndarray:
+    """Return the output point with all blocks."""
+    return torch.cat([block.cpu() for block in result.point.values()]).numpy()
 
 
 def iterates(result) -> np.ndarray:
@@ -28,13 +33,23 @@ def resumed(comm, folder):
     return resume(f"{folder}/part", comm=comm)
 
 
-def assert_path(comm, config, expected: Callable[[], np.ndarray]) -> None:
-    """Assert that a run has the path of the plain loops, in which every coordinate moves."""
+def flat(points) -> np.ndarray:
+    """Return points, tuples of blocks or vectors, as rows."""
+    return np.array([torch.cat(tuple(point)).numpy() for point in points])
+
+
+def assert_path(
+    comm, config, expected: Callable[[], np.ndarray], tolerance: float = 1e-10, moves: float = 1e-3
+) -> None:
+    """Assert that a run has the path of the plain loops, in which every coordinate moves, on all ranks."""
     path, _ = trace(config, comm)
+    first = path.copy()
+    comm.bcast_(first)
+    np.testing.assert_array_equal(path, first)
     if comm.rank == 0:
         wanted = expected()
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()
+        np.testing.assert_allclose(path, wanted, rtol=tolerance, atol=tolerance)
+        assert (np.abs(np.diff(wanted, axis=0)).max(0) > moves).all()
 
 
 def assert_resumed(comm, out, config, expected: Callable[[], np.ndarray]) -> None:
@@ -42,7 +57,7 @@ def assert_resumed(comm, out, config, expected: Callable[[], np.ndarray]) -> Non
     equal to the plain loops."""
     whole = run(config, comm)
     if comm.rank == 0:
-        alone, _ = trace(config, SerialComm())
+        alone, _ = trace(config)
         np.testing.assert_array_equal(iterates(whole), alone)
         np.testing.assert_allclose(alone, expected(), rtol=1e-10, atol=1e-10)
     part = resumed(comm, out)

@@ -69,3 +69,8 @@ def end(folder: Path, resume: str = "must", rounds: int = ROUNDS) -> np.ndarray:
 def saved(folder: Path) -> int:
     """Return the round of the newest checkpoint, or 0."""
     return max((int(path.stem.split("-")[1]) for path in (folder / "run").glob("checkpoint-*.h5")), default=0)
+
+
+def logs(folder: Path) -> list[str]:
+    """Return the logs of ranks 0 and 1."""
+    return [(folder / "run" / "log" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]

@@ -61,11 +61,16 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture
 def user(place, tmp_path):
     """Return ``user("mpifed", "run", "job.toml", ranks=2)``, which runs a program of the environment in the
-    initially empty folder ``user.folder`` and returns its output."""
+    initially empty folder ``user.folder`` and returns its output. ``user.write({name: text})`` writes files.
+    """
 
     def run(program: str, *words, ranks: int = 0, code: int = 0) -> str:
         launcher = [launch.mpirun_path(), "-n", str(ranks)] if ranks else []
         return call(tmp_path, *launcher, place / "venv" / "bin" / program, *words, code=code)
 
-    run.folder = tmp_path
+    def write(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+
+    run.folder, run.write = tmp_path, write
     return run

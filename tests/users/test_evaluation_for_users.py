@@ -31,8 +31,7 @@ assert worst == result.metrics["client_accuracy_worst"] and len(result.clients) 
 
 
 def test_a_sweep_is_selected_on_validation_data_and_evaluated_per_client(user):
-    for name, text in (("my_metrics.py", METRICS), ("job.toml", JOB), ("look.py", LOOK)):
-        (user.folder / name).write_text(text)
+    user.write({"my_metrics.py": METRICS, "job.toml": JOB, "look.py": LOOK})
     user("mpifed", "sweep", "job.toml", ranks=2)
     printed = " ".join(user("mpifed", "report", "runs", "--out", "report").split())
     assert "largest final validation_accuracy" in printed and "chosen on the validation data" in printed

@@ -35,8 +35,7 @@ assert net(torch.zeros(3, 1, 8, 8)).shape == (3, 10) and not net.training
 
 
 def test_a_user_defined_network(user):
-    for name, text in (("net.py", NET), ("job.toml", JOB), ("script.py", SCRIPT)):
-        (user.folder / name).write_text(text)
+    user.write({"net.py": NET, "job.toml": JOB, "script.py": SCRIPT})
     user("mpifed", "run", "job.toml", ranks=2)
     user("mpifed", "run", "job.toml", "run.out=runs/one")
     user("python", "script.py")

@@ -24,8 +24,7 @@ print(mpifed.load(found["run"].iloc[0]))
 
 
 def test_a_table_and_a_figure(user):
-    (user.folder / "job.toml").write_text(JOB)
-    (user.folder / "script.py").write_text(SCRIPT)
+    user.write({"job.toml": JOB, "script.py": SCRIPT})
     user("mpifed", "sweep", "job.toml")
     said = user("python", "script.py").splitlines()
     rows = [line.rsplit(maxsplit=3) for line in said[2:5]]

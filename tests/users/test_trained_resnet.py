@@ -113,9 +113,7 @@ def batches(folder, images=6):
 
 
 def test_a_resnet_is_trained_exported_and_used_in_plain_torch(user):
-    files = {"net.py": NET, "data.py": DATA, "job.toml": JOB, "own.py": OWN, "plain.py": PLAIN}
-    for name, text in files.items():
-        (user.folder / name).write_text(text)
+    user.write({"net.py": NET, "data.py": DATA, "job.toml": JOB, "own.py": OWN, "plain.py": PLAIN})
     batches(user.folder / "cifar-10-batches-py")
     user("mpifed", "run", "job.toml", "--no-report", ranks=2)
     user("mpifed", "export", "run", "--to", "model.safetensors")

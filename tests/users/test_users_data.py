@@ -36,13 +36,9 @@ OWN_TABLE += 'test = 0.25\nclient = "hospital"\nstandardize = true\n'
 
 
 def test_a_table_and_a_function(user):
-    for name, text in (
-        ("mine.csv", TABLE),
-        ("data.py", FUNCTION),
-        ("table.toml", JOB + OWN_TABLE),
-        ("function.toml", f'{JOB}dataset = {{ name = "./data.py:load", rows = 32 }}\n'),
-    ):
-        (user.folder / name).write_text(text)
+    own_function = 'dataset = { name = "./data.py:load", rows = 32 }\n'
+    jobs = {"table.toml": JOB + OWN_TABLE, "function.toml": JOB + own_function}
+    user.write({"mine.csv": TABLE, "data.py": FUNCTION} | jobs)
     for name, files in (("table", {"mine.csv"}), ("function", {"data.py:load"})):
         user("mpifed", "run", f"{name}.toml", f"run.out=two {name}", ranks=2)
         user("mpifed", "run", f"{name}.toml", f"run.out=one {name}")
