@@ -1,6 +1,7 @@
 """Rounds on the simulated GPU: the bits of the CPU, and how often the host waits for the device."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import everything
 import pytest
@@ -28,6 +29,7 @@ SIMPLEX = {
 #: which is read per group and by the server; FLRA averages the clients' own blocks, too.
 FURTHER = {"FedDualAvg": 4, "FeDualEx": 3, "FLRA": 1}
 CLIENTS = 3
+JOB = Path(__file__).parents[2] / "jobs/digits_auc.toml"
 
 
 def covering() -> list[tuple[str, str]]:
@@ -113,7 +115,7 @@ def test_options_of_messages_and_samples(noise, compression, group):
 
 def digits(*overrides: str):
     """A round of the main job: its choice of groups, and the number of kernels."""
-    config = Config.load("jobs/digits_auc.toml", ["run.device=cuda", "algorithm.q=3", *overrides])
+    config = Config.load(str(JOB), ["run.device=cuda", "algorithm.q=3", *overrides])
     _, _, _, simulation = rounds(config, 2)
     return simulation.rounds.choice, gpu.kernels.total()
 

@@ -8,6 +8,7 @@ local step.
 """
 
 import itertools
+from functools import partial
 
 import drawn
 import numpy as np
@@ -138,8 +139,8 @@ def check_fgda(
         )  # fmt: skip
 
     config = job(method, game, out, weights=weights, **execution)
-    moves = 1e-6 if matrix == "barzilai_borwein" else 1e-3  # its steps are short
-    assert_path(comm, config, lambda: assert_binding(expected, projection=ball and Ball(ball)), moves=moves)
+    path = partial(assert_binding, expected, projection=ball and Ball(ball))
+    assert_path(comm, config, path, moves=1e-6)  # steps with some matrices are short
 
 
 @pytest.mark.parametrize("matrix", GENERATORS)
