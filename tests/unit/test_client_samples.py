@@ -68,12 +68,13 @@ def test_info_of_a_job_prints_a_table_and_writes_a_figure(tmp_path):
     assert "job files" in error_of("info", "AdaFGDA", "q=2")
 
 
-def test_clients_of_a_table_have_names(job, tmp_path):
+def test_clients_of_a_table_have_names(tmp_path):
     rows = [f"{k},{'yes' if k % 2 else 'no'},{'north wing' if k < 8 else 'east'}" for k in range(20)]
     (tmp_path / "rows.csv").write_text("\n".join(["a,label,ward", *rows, ""]))
     table = f'{{ name = "table", file = "{tmp_path}/rows.csv", test = 0.2, client = "ward" }}'
-    path = job("DeepAUC", f'dataset = {table}\nmodel = "linear"\npartition = "natural"')
-    rows = [line.split() for line in output_of("info", path, "problem.clients=2").splitlines()]
+    changes = [f"problem.dataset={table}", "problem.partition=natural", "problem.clients=2"]
+    (tmp_path / "job.toml").write_text(JOB)
+    rows = [line.split() for line in output_of("info", tmp_path / "job.toml", *changes).splitlines()]
     assert {tuple(row[:2]) for row in rows if row and row[0] in ("0", "1")} == {("0", "east"), ("1", "north")}
 
 
