@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fields import DX, Chain, Square
-from games import configuration
+from games import configuration, started
 from identity_games import NOISE, ROUNDING, VISIBLE, Plain, PlainMinimisation, RearrangedChain, distance, path
 
 from mpifed.algorithms import (
@@ -26,8 +26,6 @@ from mpifed.algorithms import (
 )
 from mpifed.base.errors import ContractError
 from mpifed.core.noise import Gaussian
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 ETA, Q, K_0 = 0.06, 3, 2
 POWER = {"name": "power", "scale": 0.1, "offset": 2.0}
@@ -168,8 +166,7 @@ def test_a_call_of_fednest_moves_y_by_a_known_share_of_the_residual(tau, beta):
     """y⁺ = y - (1 - (1 - β)^τ) q: the samples of the local steps cancel, those of q do not."""
     method = FedNestComposition(T=1, tau=tau, alpha=0.05, beta=beta)
     config = configuration(method, Chain(), "unused", batch_size=2, noise=NOISE)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    simulation = started(config)
     for _ in range(3):
         before = simulation.shared.y.clone()
         simulation.step()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from baselines import FIXED, Half
-from games import DX, DY, Game, configuration, start_of
+from games import DX, DY, Game, completed, configuration, start_of, started
 from identity_games import (
     NOISE,
     ROUNDING,
@@ -67,8 +67,6 @@ from mpifed.algorithms import (
 from mpifed.base.settings import title
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 K, ETA = 3, 0.04
 RATES = dict(eta_x=0.05, eta_y=0.04)
@@ -542,14 +540,11 @@ def test_stored_variates_converge_to_the_saddle_and_to_the_clients_gradients(met
     config = configuration(
         method, Affine(**AT_SADDLE), "unused", rounds=200, batch_size=0, noise=None, cohort=cohort
     )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    simulation = completed(config)
     game = simulation.problem
     x, y = game.saddle().split((DX, DY))
     batches = [game.client_data(k) for k in range(game.clients)]
     own = zip(*(game.gradients(x, y, [column[None] for column in batch]) for batch in batches))
-    for _ in range(200):
-        simulation.step()
     # Rounding of some hundred contracting rounds on numbers of about 1; variates divide it by ηK = 0.1.
     torch.testing.assert_close(simulation.point(), game.saddle(), rtol=0, atol=1e-11)
     for variates, gradients in zip((simulation.clients.cx, simulation.clients.cy), own):
@@ -590,10 +585,7 @@ def test_localadaseg_does_not_depend_on_the_scale_of_f_and_its_steps_never_grow(
         )
     )  # fmt: skip
     assert np.array_equal(left, right) and distance(left, fixed) > VISIBLE
-    simulation = Simulation.from_settings(
-        configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused"), SerialComm()
-    )
-    simulation.start()
+    simulation = started(configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused"))
     before = simulation.clients.squares.clone()
     for _ in range(3):
         simulation.step()
@@ -641,10 +633,7 @@ def test_proxskip_converges_to_the_saddle_and_to_the_clients_operators(method, b
     config = configuration(
         method, Affine(common=False), "unused", rounds=300, batch_size=batch_size, noise=None
     ).model_copy(update={"record": ()})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(300):
-        simulation.step()
+    simulation = completed(config)
     game, z = simulation.problem.problem, simulation.problem.problem.saddle()
     gap = float((simulation.point() - z).abs().max())
     assert gap < 1e-11 if exact else gap > 10 * VISIBLE  # rounding, as for the variates above

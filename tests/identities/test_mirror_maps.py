@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fields import Field
-from games import configuration
+from games import configuration, simulated
 from identity_games import NOISE, ROUNDING, VISIBLE, distance
 
 from mpifed.algorithms import (
@@ -23,9 +23,7 @@ from mpifed.core.sets import (
     Simplex,
 )
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import MatrixGame
-from mpifed.simulation.simulation import Simulation
 
 SEED = 1
 
@@ -33,12 +31,8 @@ SEED = 1
 def simulate(method, problem, *, noise=NOISE, rounds=4, **settings):
     """Return the iterates and the outputs after every round, two arrays ``[rounds, d]``."""
     config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    points, outputs = np.empty((2, rounds, simulation.shared.z.numel()))
-    for r in range(rounds):
-        simulation.step()
-        points[r], outputs[r] = simulation.shared.z, simulation.output.buffer
+    path = [(one.shared.z.clone(), one.output.buffer.clone()) for one in simulated(config)]
+    points, outputs = (torch.stack(parts).numpy() for parts in zip(*path[1:]))
     return points, outputs
 
 

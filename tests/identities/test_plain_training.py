@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from baselines import Half, Quadratic
-from games import configuration, trace
+from games import completed, configuration, trace
 from identity_games import ROUNDING, VISIBLE, distance, path
 
 from mpifed.algorithms import CDMAONE, FedAvg, FedDyn, FedExP, FedNormSGDA, FedNova, FedProx, Mime, MimeLite
@@ -150,11 +150,7 @@ def final(method, rounds, participation=None, **settings) -> Simulation:
     )
     if participation:
         config = config.model_copy(update={"participation": Participation(**participation)})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    for _ in range(rounds):
-        simulation.step()
-    return simulation
+    return completed(config)
 
 
 def error(method, rounds, **settings) -> float:
@@ -228,9 +224,6 @@ def test_stragglers_take_fewer_steps():
     config = configuration(
         FedProx(K=4, eta=ETA, stragglers=0.5), Half(200), "unused", rounds=1, reduction="fused"
     )
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    simulation.step()
-    mean = simulation.rounds.costs.oracle_calls / 200
+    mean = completed(config).rounds.costs.oracle_calls / 200
     # The number of steps has mean (2 + 4) / 2 and variance (14 / 3 + 16) / 2 - 9 < 1.4: five deviations.
     assert mean == pytest.approx(3, abs=5 * (1.4 / 200) ** 0.5)
