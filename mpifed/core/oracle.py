@@ -27,7 +27,8 @@ from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independ
 from mpifed.core.device import to_device
 from mpifed.core.problem import Bilevel, Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
-from mpifed.core.sampling import Sample, Sampler, with_augmentation, with_dropout_words
+from mpifed.core.sample_words import with_augmentation, with_dropout_words
+from mpifed.core.sampling import Sample, Sampler
 from mpifed.core.streams import key
 
 __all__ = [

@@ -5,305 +5,28 @@ not matter, because every random number has an address (see :mod:`mpifed.core.st
 :class:`RandomDraws` draws the numbers of many clients and samples of a round at once, and those of several
 rounds if they are few. :class:`Sampler` gathers the rows of as many samples as fit into a cache.
 
-**Dropout.** Dropout masks are part of the sample ξ, like the noise of a gradient. A sample for a network with
-dropout has the address (number, round, client). :func:`with_dropout_words` sets the address while a function
-of the problem is evaluated. :class:`DropoutMode` makes torch's dropout functions use the words of
-``Stream(seed, "dropout", client, round, first=number)`` in the order of the calls. Hence a mask depends only
-on the address, and not on a generator, the group, rank or device, and the same ξ has the same masks at two
-points. Without an address there is no dropout; this is the case in evaluations and in full-batch gradients,
-which have no noise. Philox is computed in torch with 64-bit integers, so that ``torch.func.vmap`` can
-vectorise it over clients.
-
-**Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
-words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed differently each time
-it is drawn.
+Dropout masks and augmentation are part of the sample ξ, like the noise of a gradient: see
+:mod:`mpifed.core.sample_words`.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import math
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from mpifed.base.errors import ContractError
-from mpifed.core.device import DeviceStream, philox, to_device
+from mpifed.core.client_data import load_client_data
+from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import Problem
+from mpifed.core.sample_words import AddressedBatch
 from mpifed.core.streams import Stream
 
-__all__ = [
-    "AddressedBatch", "DropoutMode", "SampleWords", "RandomDraws", "Sample", "SampleNumbers", "Sampler",
-    "current_words", "drawn_at_once", "load_client_data", "network_of", "with_augmentation",
-    "with_dropout_words",
-]  # fmt: skip
-
-#: The value of dropped units in ``alpha_dropout``, -scale · alpha of the SELU (Klambauer et al., 2017).
-_SATURATED = -1.7580993408473766
-
-#: The words of the sample that is being evaluated.
-_current_words: SampleWords | None = None
-
-
-class AddressedBatch(NamedTuple):
-    """A minibatch and the address of its sample, (number, round, client).
-
-    Attributes:
-        columns: the minibatch, as in :class:`Sample`.
-        address: int64 ``[3]`` for one client, ``[C, 3]`` for C clients.
-    """
-
-    columns: tuple[torch.Tensor, ...]
-    address: torch.Tensor
-
-
-def network_of(problem: Any) -> Any:
-    """Return the network of a problem or of a game's minimax problem, ``None`` without a network."""
-    return getattr(getattr(problem, "problem", problem), "model", None)
-
-
-def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
-    """Wrap ``function(*point, batch)``, so that it can use the dropout words of an :class:`AddressedBatch`.
-
-    Args:
-        key: ``streams.key(seed, "dropout")``.
-    """
-
-    def evaluate(*arguments):
-        global _current_words
-        *point, batch = arguments
-        if not isinstance(batch, AddressedBatch):
-            return function(*arguments)
-        before, _current_words = _current_words, SampleWords(key, batch.address)
-        try:
-            return function(*point, batch.columns)
-        finally:
-            _current_words = before
-
-    return evaluate
-
-
-def with_augmentation(function: Callable, augment: Callable, key: tuple[int, int]) -> Callable:
-    """Wrap ``function(*point, batch)``, so that ``augment(columns, words)`` changes its minibatch.
-
-    Args:
-        key: ``streams.key(seed, "augment")``.
-    """
-
-    def evaluate(*arguments):
-        *point, batch = arguments
-        if isinstance(batch, AddressedBatch):
-            columns = augment(batch.columns, SampleWords(key, batch.address))
-            batch = AddressedBatch(columns, batch.address)
-        return function(*point, batch)
-
-    return evaluate
-
-
-def current_words() -> SampleWords | None:
-    """Return the random words of the sample that is being evaluated, ``None`` without dropout."""
-    return _current_words
-
-
-class SampleWords:
-    """The uniform 32-bit words of one sample, which its dropout masks or its augmentation use in order.
-
-    Args:
-        key: two words, ``streams.key(seed, purpose)``.
-        address: (number, round, client), int64 ``[3]``.
-    """
-
-    def __init__(self, key: tuple[int, int], address: torch.Tensor):
-        self._key, self._address, self._lane = key, address, 0
-
-    def take(self, number: int) -> torch.Tensor:
-        """Return the next ``number`` uniform 32-bit words, int64 ``[number]``."""
-        lanes = -(-number // 4)
-        lane = torch.arange(self._lane, self._lane + lanes, device=self._address.device)
-        self._lane += lanes
-        words = philox((lane, *self._address.unbind()), self._key)
-        return torch.stack(words, dim=-1).flatten()[:number]
-
-    def mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
-        """Return a mask of the units to keep, bool of the given shape: true with probability 1 - p."""
-        return self.take(math.prod(shape)).reshape(shape) >= round(p * 2**32)
-
-    def integers(self, high: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return integers in ``[0, high)``, int64 of the given shape; ``high`` is less than 2^31."""
-        return (self.take(math.prod(shape)).reshape(shape) * high) >> 32
-
-
-class DropoutMode(TorchFunctionMode):
-    """A context in which torch's dropout functions use the words of a sample.
-
-    Attributes:
-        used: whether a dropout function has been called.
-    """
-
-    def __init__(self, words: SampleWords):
-        super().__init__()
-        self.words, self.used = words, False
-        self._functions: dict[Callable, Callable] = {
-            F.dropout: self._dropout,
-            torch.dropout: self._dropout,
-            F.dropout1d: functools.partial(self._channels, 3),
-            F.dropout2d: functools.partial(self._channels, 3),
-            F.dropout3d: functools.partial(self._channels, 5),
-            F.alpha_dropout: self._alpha,
-            F.feature_alpha_dropout: self._feature_alpha,
-            F.scaled_dot_product_attention: self._attention,
-            F.multi_head_attention_forward: self._multi_head,
-        }
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self._functions.get(func, func)(*args, **(kwargs or {}))
-
-    def _mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
-        self.used = True
-        return self.words.mask(shape, p)
-
-    def _dropout(self, input, p=0.5, training=True, inplace=False, train=None):
-        training = training if train is None else train
-        return self._drop(input, tuple(input.shape), p, training, inplace)
-
-    def _channels(self, batched, input, p=0.5, training=True, inplace=False):
-        """Drop whole channels, on axis 0 of inputs with fewer than ``batched`` axes, otherwise on axis 1."""
-        lead = 2 if input.dim() >= batched else 1
-        return self._drop(input, (*input.shape[:lead], *[1] * (input.dim() - lead)), p, training, inplace)
-
-    def _drop(self, input, shape, p, training, inplace):
-        """Set the units that a mask of ``shape`` drops to 0, and scale the others by 1 / (1 - p)."""
-        if not training or not p:
-            return input
-        scale = self._mask(shape, p).to(input.dtype) * (1 / (1 - p) if p < 1 else 0)
-        return input.mul_(scale) if inplace else input * scale
-
-    def _alpha(self, input, p=0.5, training=False, inplace=False):
-        return self._to_saturated(input, tuple(input.shape), p, training, inplace)
-
-    def _feature_alpha(self, input, p=0.5, training=False, inplace=False):
-        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
-        return self._to_saturated(input, shape, p, training, inplace)
-
-    def _to_saturated(self, input, shape, p, training, inplace):
-        """Saturate dropped units, and scale all units to preserve mean and variance."""
-        if not training or not p:
-            return input
-        a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
-        value = a * torch.where(self._mask(shape, p), input, _SATURATED) - a * p * _SATURATED
-        return input.copy_(value) if inplace else value
-
-    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        if not dropout_p:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
-        if more.get("enable_gqa"):
-            raise ValueError("dropout in attention with enable_gqa is not supported")
-        scale = more.get("scale") or query.shape[-1] ** -0.5
-        scores = query @ key.mT * scale
-        if is_causal:
-            ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~ones.tril(), -math.inf)
-        if attn_mask is not None:
-            masks = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
-        weights = scores.softmax(-1)
-        return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
-
-    def _multi_head(self, *args, **kwargs):
-        """Call torch's multi-head attention with the two dropout functions replaced."""
-        original: Any = F.multi_head_attention_forward
-        names = {
-            **original.__globals__,
-            "dropout": self._dropout,
-            "scaled_dot_product_attention": self._attention,
-            "has_torch_function": lambda tensors: False,
-        }
-        patched = types.FunctionType(
-            original.__code__, names, original.__name__, original.__defaults__, original.__closure__
-        )
-        patched.__kwdefaults__ = original.__kwdefaults__
-        return patched(*args, **kwargs)
-
-
-Columns = tuple[torch.Tensor, ...]
-
-
-def load_client_data(
-    problem: Problem, clients: np.ndarray, load: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[Columns, np.ndarray]:
-    """Return the rows of all clients, concatenated by column, and the number of rows per client ``[C]``.
-
-    Each client's rows are copied into preallocated columns, so that the peak memory is close to the size of
-    the data.
-
-    Args:
-        load: moves a tensor to the device and dtype.
-
-    Raises:
-        ContractError: the columns of the clients differ, or a value is not finite.
-    """
-    columns: Columns = ()
-    sizes, end = np.zeros(len(clients), dtype=np.int64), 0
-    for position, client in enumerate(clients.tolist()):
-        data = _data(problem, client, load)
-        if position == 0 and data:
-            rows = _expected_rows(problem, clients.tolist(), len(data[0]))
-            columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in data)
-        found, expected = ([list(column.shape[1:]) for column in one] for one in (data, columns))
-        if found != expected:
-            raise ContractError(
-                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {found}: "
-                f"expected {expected}, as client_data({clients[0]})"
-            )
-        sizes[position] = len(data[0]) if data else 0
-        start, end = end, end + int(sizes[position])
-        columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, data))
-        for column, new in zip(columns, data):
-            column[start:end] = new
-    return tuple(column[:end] for column in columns), sizes
-
-
-def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
-    """Return the data of one client, or its full batch if the problem generates samples.
-
-    Raises:
-        ContractError: a value is not finite.
-    """
-    columns = tuple(map(load, problem.client_data(client) or problem.full_batch(client) or ()))
-    for number, column in enumerate(columns):
-        if index := first_non_finite(column):
-            raise ContractError(
-                f"{type(problem).__name__}: client_data({client}) has {column[index].item()} in row "
-                f"{index[0]} of column {number}: expected finite numbers"
-            )
-    return columns
-
-
-def _expected_rows(problem: Problem, clients: list[int], first: int) -> int:
-    """Return the total number of rows, by ``client_size`` if the problem defines it.
-
-    Args:
-        first: number of rows of the first client, from which the total is estimated otherwise.
-    """
-    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # the default loads the data
-        return first * len(clients)
-    return sum(int(problem.client_size(client)) for client in clients)
-
-
-def _with_capacity(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return ``column`` with space for ``rows`` rows and a dtype to which ``new`` can be cast."""
-    missing = rows - len(column)
-    if missing <= 0 and torch.promote_types(column.dtype, new.dtype) == column.dtype:
-        return column
-    more = max(missing, len(column) // 2) if missing > 0 else 0
-    return torch.cat([column, new.new_empty((more, *new.shape[1:]))])
+__all__ = ["RandomDraws", "Sample", "SampleNumbers", "Sampler", "drawn_at_once"]
 
 
 #: Maximum number of random numbers that are drawn in one call, unless one sample of a group needs more.
@@ -576,8 +299,9 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
-        network = network_of(problem)
-        augments = getattr(problem, "problem", problem).augment is not None
+        base = getattr(problem, "problem", problem)  # of a game: its minimax problem
+        network: Any = getattr(base, "model", None)
+        augments = base.augment is not None
         self.has_addresses = augments or getattr(network, "has_dropout", False)
         if hasattr(network, "place"):
             network.place(self.device, dtype)

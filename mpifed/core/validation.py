@@ -22,7 +22,7 @@ from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.problem import Problem, as_family, defines, is_analytic, network_block, starting_point
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
-from mpifed.core.sampling import SampleWords
+from mpifed.core.sample_words import SampleWords
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
 

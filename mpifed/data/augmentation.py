@@ -1,7 +1,7 @@
 """Random changes of training images, different each time an image is drawn.
 
 An augmentation is a function ``augmentation(images, words)`` of the images of a minibatch, ``[b, c, h, w]``,
-and of the random words of its sample (:class:`mpifed.core.sampling.SampleWords`). The result has the same
+and of the random words of its sample (:class:`mpifed.core.sample_words.SampleWords`). The result has the same
 shape.
 """
 

@@ -10,7 +10,7 @@ the built-in networks and can be vectorised over clients. It is tested on random
 * Functions that couple the samples of a batch are refused, because the loss of a batch would be a biased
   estimate of a client's loss. Batch normalisation is one of them; its running averages are not variables and
   differ between heterogeneous clients (Hsieh et al. 2020).
-* Dropout uses random numbers with addresses (:mod:`mpifed.core.sampling`) in gradients, and is off in
+* Dropout uses random numbers with addresses (:mod:`mpifed.core.sample_words`) in gradients, and is off in
   evaluations. Other random operations in ``forward`` and other differences between training and evaluation
   are refused.
 """
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
-from mpifed.core.sampling import DropoutMode, SampleWords, current_words
+from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
 from mpifed.models.base import Network, Params, Shapes
 
 __all__ = ["Module", "SequenceModule"]

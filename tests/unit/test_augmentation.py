@@ -8,7 +8,7 @@ import torch
 
 from mpifed import Simulation
 from mpifed.algorithms import FedAvg
-from mpifed.core.sampling import SampleWords
+from mpifed.core.sample_words import SampleWords
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data.augmentation import Crop, Flip
 from mpifed.parallel.comm import SerialComm

@@ -11,7 +11,13 @@ from torch import nn
 
 import mpifed
 from mpifed.algorithms import LocalSGDA
-from mpifed.core.sampling import AddressedBatch, DropoutMode, SampleWords, current_words, with_dropout_words
+from mpifed.core.sample_words import (
+    AddressedBatch,
+    DropoutMode,
+    SampleWords,
+    current_words,
+    with_dropout_words,
+)
 from mpifed.core.streams import Stream, generator, key
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import DeepAUC, TextAUC
