@@ -65,10 +65,10 @@ def theorem_1(
     weights = {gamma: found for gamma in candidates if (found := _weights(constants, gamma, k))}
     if not weights:
         raise ValueError(f"the conditions of the theorem allow no gamma for q = {q}: try a larger q")
-    smooth = (2 * (C_f * L_g) ** 2 + 2 * (C_g**2 * L_f) ** 2) ** 0.5
 
     def least_n(gamma: float) -> float:
-        terms = (1, *weights[gamma], 24 * gamma * q * constants.S / rho, 2 * smooth * gamma / rho)
+        # The paper's term 2 L γ / ρ is smaller than the last one, because its L is at most √2 S.
+        terms = (1, *weights[gamma], 24 * gamma * q * constants.S / rho)
         return max(2, (k * max(terms)) ** 3)
 
     def bound(gamma: float) -> float:

@@ -151,7 +151,12 @@ INVALID = [
         "a resumed run and an uninterrupted run give bitwise identical results",
     ),
     (AVERAGING, "message.x = x", "message.x = x / 0", "non-finite value in round 1"),
-    (AVERAGING, "message.x = x", "message.x = x + self.missing", "no attribute 'missing' (plugin.py, line "),
+    (
+        AVERAGING,
+        "message.x = x",
+        "message.x = x + self.missing",
+        "attribute 'missing' (plugin.py, line 22)",
+    ),
     (AVERAGING, "message.x = x", "message.x = x / (now.cohort - 3)", "rounds with 3 of the clients"),
     (AVERAGING, 'Record(x="x")\n    message', 'Record(z="z")\n    message', "4 rounds on a minimax problem"),
 ]

@@ -34,5 +34,5 @@ def test_the_quickest_tests_that_reach_the_line_within_the_budget():
     seconds = {"a": 50.0, "b": 20.0, "c": 1.0, "d": 100.0}
     assert mutate.select(contexts, {1}, seconds) == ["c", "b"]
     assert mutate.select(contexts, {2}, seconds) == ["d"], "one at least"
-    assert mutate.select(contexts, {9}, seconds) == ["c", "b"], "a line that runs at import"
-    assert mutate.select({1: [""]}, {1}, seconds) == []
+    assert mutate.select(contexts, {9}, seconds) == [mutate.DECLARATIONS, "c", "b"], "runs at import"
+    assert mutate.select({1: [""]}, {1}, seconds) == [mutate.DECLARATIONS]

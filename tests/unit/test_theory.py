@@ -343,8 +343,10 @@ def test_the_steps_of_shen_et_al():
     assert steps["beta"] == pytest.approx(eta_y * 4 * 0.5 / 80000)
     assert steps["eta_xl"] <= (steps["beta"] / (6144 * eta_x * 4 * 4 * 64)) ** 0.5 * ROUNDING
     assert max(steps["eta_xl"], steps["eta_yl"]) <= 1 / (4 * (2 * 7 * 3) ** 0.5)
-    noisy = prescribe("shen-3.1", **CONSTANTS["shen-3.1"] | {"sigma": 900.0}).steps
-    assert noisy["eta_xl"] * noisy["eta_xg"] == pytest.approx((8 * 3) ** 0.5 / (900 * (4 * 500 * 2) ** 0.5))
+    for name in ("3.1", "E.1", "3.2", "3.4"):
+        noisy = prescribe(f"shen-{name}", **CONSTANTS[f"shen-{name}"] | {"sigma": 900.0}).steps
+        expected = (8 * 3) ** 0.5 / (900 * (4 * 500 * 2) ** 0.5)
+        assert noisy["eta_xl"] * noisy["eta_xg"] == pytest.approx(expected)
     two, swapped = (
         prescribe("shen-3.5", **CONSTANTS["shen-3.5"] | mus).steps
         for mus in (dict(mu_x=0.7, mu_y=0.5), dict(mu_x=0.5, mu_y=0.7))

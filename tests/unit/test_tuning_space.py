@@ -69,6 +69,7 @@ def test_open_and_fixed_settings():
     assert space_of(given).open == {"q": Range(2, 8, integer=True, least=1)} and space_of(given).size == 7
     matrix = {"name": "adam", "varrho": 0.9, "rho": {"low": 0.1, "high": 1}}
     assert space_of({"name": "AdaFGDA", "q": 2, "matrix": matrix}).open["matrix.rho"] == Range(0.1, 1.0)
+    assert space_of({"name": "FedMuonDA", "p": 4, "orthogonalize": "svd"}).fixed["orthogonalize"] == "svd"
     decay = space_of({"name": "LocalAMSGrad", "K": 2, "beta_1": {"low": 0.5, "high": 0.99}}).open["beta_1"]
     assert decay.complement and str(decay) == "0.5 to 0.99" and decay.value(decay.at_fraction(0)) == 0.99
 
