@@ -12,7 +12,6 @@ from identity_games import ROUNDING, VISIBLE, distance, path
 from mpifed.algorithms import CDMAONE, FedAvg, FedDyn, FedExP, FedNormSGDA, FedNova, FedProx, Mime, MimeLite
 from mpifed.base.errors import ConfigError
 from mpifed.core.participation import Participation
-from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 K, ETA, CLIENTS, COHORT = 3, 0.05, 5, 2
@@ -136,11 +135,11 @@ def test_fedexp_does_not_depend_on_the_scale_of_f():
 
 def test_fedexp_returns_the_mean_of_the_last_two_points():
     config = configuration(FedExP(**LOCAL), Half(CLIENTS), "unused", rounds=4)
-    points, output = trace(config, SerialComm())
+    points, output = trace(config)
     np.testing.assert_allclose(output, points[-2:].mean(0), rtol=1e-15)
     assert np.abs(output - points[-1]).max() > VISIBLE
     last = config.model_copy(update={"output": "last"})
-    np.testing.assert_array_equal(trace(last, SerialComm())[1], points[-1])
+    np.testing.assert_array_equal(trace(last)[1], points[-1])
 
 
 def final(method, rounds, participation=None, **settings) -> Simulation:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from baselines import FIXED, Half, gradient_at, plugin
-from games import DX, DY, Game, configuration, sizes, start_of, trace, trace_file
+from games import DX, DY, Game, configuration, sizes, start_of, started, trace, trace_file
 from reference import compressed
 from reference.local_sgda import local_sgda
 from resumed import bits, iterates, resumed
@@ -24,7 +24,7 @@ from mpifed.core.streams import Stream
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.setup import default_dtype
-from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.simulation.simulation import NonFiniteError
 
 pytestmark = pytest.mark.mpi
 
@@ -336,8 +336,7 @@ def test_rounds_without_clients_change_nothing(comm, out, capfd, group):
     """Rounds 1, 3 and 4 have no clients; values that are sent with the sums still arrive."""
     law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
     config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=CLOCK, group=group)
-    simulation = Simulation.from_settings(config, comm)
-    simulation.start()
+    simulation = started(config, comm=comm)
     points = [simulation.point().clone()]
     for r in range(1, 7):
         assert simulation.step(float(r)) == r * comm.size
@@ -386,10 +385,8 @@ def test_the_rest_of_a_round_without_clients_is_omitted(comm, out):
     """All clients drop out before the second phase: the first has changed x, the third is omitted."""
     law = {"name": "trace", "file": trace_file(out, comm, [(r, k) for r in (1, 2, 3) for k in range(5)])}
     chance = next(c for c in np.linspace(0.5, 0.99, 50) if _left(c) == [True, False])
-    simulation = Simulation.from_settings(
-        job(f"{out}/run", Phases(), {"availability": law, "dropout": float(chance)}), comm
-    )
-    simulation.start()
+    participation = {"availability": law, "dropout": float(chance)}
+    simulation = started(job(f"{out}/run", Phases(), participation), comm=comm)
     before = simulation.point().clone()
     simulation.step()
     after = simulation.point()

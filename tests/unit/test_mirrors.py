@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fields import Field
-from games import Game, configuration, started
+from games import Game, configuration, simulated, started
 
 from mpifed import Config, run
 from mpifed.algorithms import FedDualAvg, FeDualEx, LocalDualExtrapolation
@@ -202,9 +202,7 @@ def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
     game.prepare(1)
     eta = 0.1**0.5 / getattr(game, constant)
     method = LocalDualExtrapolation(K=1, eta=eta, mirror=mirror)
-    simulation, gaps = started(configuration(method, game, "unused", batch_size=0, noise=0)), []
-    for _ in range(200):
-        simulation.step()
-        gaps.append(game.gap(simulation.output.buffer.numpy()))
+    config = configuration(method, game, "unused", rounds=200, batch_size=0, noise=0)
+    _, *gaps = (game.gap(simulation.output.buffer.numpy()) for simulation in simulated(config))
     assert (np.array(gaps) * eta * np.arange(1, 201) < farthest).all()
     assert 0 < gaps[-1] < gaps[0] / 4

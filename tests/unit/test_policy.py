@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from games import configuration, started
 from oracles import oracle_of
 
-from mpifed import Simulation
 from mpifed.algorithms import LSGD, LocalSGDA
 from mpifed.core.streams import Stream, generator
 from mpifed.problems import MSPBE
@@ -129,9 +129,7 @@ def test_methods_for_games_have_the_full_batch(sampling):
     points = []
     for method in (LSGD(K=1, eta=0.1), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)):
         problem = MSPBE(clients=3, d=3, states=8, samples=12, sampling=sampling)
-        simulation = Simulation(problem, method, oracle={"batch_size": 0}, run={"dtype": "float64"})
-        simulation.start()
-        simulation.step()
-        points.append(simulation.point())
+        config = configuration(method, problem, "unused", batch_size=0, noise=0)
+        points.append(started(config, 1).point())
     torch.testing.assert_close(*points, rtol=0, atol=1e-14)  # rounding
     assert points[0].norm() > 0.01
