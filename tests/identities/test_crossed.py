@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 from baselines import Half
-from bounded import Bounded
+from bounded import Bounded, within
 from everything import METHODS, method
 from fields import Chain
 from games import Game, configuration, started
 from levels import Levels
 from mixtures import LogCosh
 
-from mpifed import ConfigError, Sets
+from mpifed import ConfigError
 from mpifed.algorithms import ALGORITHMS
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Compressed
@@ -29,17 +29,6 @@ from mpifed.core.sets import Ball, Box
 from mpifed.parallel.comm import CollectiveError
 
 CLIENTS, ROUNDS = 3, 2
-
-
-def within(cls, own):
-    """Return a problem with a set for x."""
-
-    class Inside(cls):
-        def prepare(self, seed, data_dir=None):
-            super().prepare(seed)
-            self.sets = Sets(x=own)
-
-    return Inside
 
 
 #: Family → a problem without sets (a mixture always has one), and a problem with sets that bind.
