@@ -627,10 +627,8 @@ def test_memories_remove_the_variance_of_cohorts_and_not_the_drift(cls, start, s
 )
 def test_proxskip_converges_to_the_saddle_and_to_the_clients_operators(method, batch_size, exact):
     """Plain estimates on single rows keep their noise."""
-    config = configuration(
-        method, Affine(common=False), "unused", rounds=300, batch_size=batch_size, noise=None
-    ).model_copy(update={"record": ()})
-    simulation = completed(config)
+    settings = dict(rounds=300, batch_size=batch_size, noise=None)
+    simulation = completed(configuration(method, Affine(common=False), "unused", **settings))
     game, z = simulation.problem.problem, simulation.problem.problem.saddle()
     gap = float((simulation.point() - z).abs().max())
     assert gap < 1e-11 if exact else gap > 10 * VISIBLE  # rounding, as for the variates above
