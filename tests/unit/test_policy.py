@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from games import configuration, started
-from oracles import oracle_of
+from oracles import oracle_of, prepared
 
 from mpifed.algorithms import LSGD, LocalSGDA
 from mpifed.core.streams import Stream, generator
@@ -83,8 +83,7 @@ def test_a_trajectory_is_a_chain_of_unit_features():
     phi, _, after = transitions(PROBLEMS[0], 0)
     np.testing.assert_array_equal(phi[1:], after[:-1])
     np.testing.assert_allclose(np.linalg.norm(phi, axis=1), 1, rtol=1e-14)
-    long = MSPBE(clients=1, d=2, states=3, samples=20_000, heterogeneity=0.0)
-    long.prepare(0)
+    long = prepared(MSPBE(clients=1, d=2, states=3, samples=20_000, heterogeneity=0.0))
     # Every state is visited, and the frequencies of the transitions satisfy the balance of flows.
     phi, _, after = transitions(long, 0)
     states, now = np.unique(phi, axis=0, return_inverse=True)
@@ -115,8 +114,7 @@ def test_markov_samples_are_consecutive_and_unbiased():
 def test_singular_means_are_refused():
     with pytest.raises(ValueError, match="the mean of the C_n is singular .* d = 9 features: expected fewer"):
         MSPBE(clients=1, d=9, states=20, samples=5).prepare(0)
-    flat = MSPBE(clients=2, d=2, states=6, rho=0.0)
-    flat.prepare(0)
+    flat = prepared(MSPBE(clients=2, d=2, states=6, rho=0.0))
     phi, rewards, _ = flat._columns
     flat._columns = phi, rewards, phi / flat.gamma
     with pytest.raises(ValueError, match="the mean of the A_n is singular: expected rho > 0"):
