@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from games import configuration, simulated
+from oracles import prepared
 
 from mpifed import Blocks, Composition, Minimax, Sets
 from mpifed.algorithms import FESSGDA, FGDA, MFCGD, FedMuonDA, FedNSGDAM, SmoothedGDA
@@ -121,9 +122,7 @@ def path(method, problem, rounds, sigma, size, blocks="xy"):
 
 
 def game(kind, **settings):
-    problem = Quadratic(kind, **settings)
-    problem.prepare(1)
-    return problem
+    return prepared(Quadratic(kind, **settings), 1)
 
 
 def spread(problem):
@@ -280,8 +279,7 @@ class Chain(Composition):
 @pytest.mark.parametrize("kind", OUTER)
 def test_compositions(kind, apart):
     """Huang n.d., Theorem 2, without noise: the mean of ‖∇F‖ at the ends of rounds."""
-    problem = Chain(kind, apart)
-    problem.prepare(1)
+    problem = prepared(Chain(kind, apart), 1)
     norms = np.linalg.norm(problem.A, axis=(1, 2))
     apart_most = np.linalg.norm(problem.A[:, None] - problem.A[None], axis=(2, 3)).max() * 2**0.5
     advice = prescribe(

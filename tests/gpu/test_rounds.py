@@ -6,7 +6,7 @@ from pathlib import Path
 import everything
 import pytest
 import torch
-from games import Game, configuration
+from games import Game, configuration, started
 from simulated_gpu import device as gpu
 
 from mpifed import Config
@@ -151,10 +151,7 @@ def test_groups_fit_into_memory(monkeypatch, fitting, group, note):
 
 def test_held_out_samples_are_copied_once():
     method = FedAvg(K=2, eta=0.01, eta_g=0.01)
-    simulation = Simulation.from_settings(
-        configuration(method, everything.problem("Classification"), "unused", device="cuda"), SerialComm()
-    )
-    simulation.start()
+    simulation = started(configuration(method, everything.problem("Classification"), "unused", device="cuda"))
     copies = []
     for _ in range(2):
         gpu.clear()

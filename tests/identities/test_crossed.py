@@ -14,33 +14,21 @@ import numpy as np
 import pytest
 import torch
 from baselines import Half
-from bounded import Bounded
+from bounded import Bounded, within
 from everything import METHODS, method
 from fields import Chain
-from games import Game, configuration
+from games import Game, configuration, started
 from levels import Levels
 from mixtures import LogCosh
 
-from mpifed import ConfigError, Sets
+from mpifed import ConfigError
 from mpifed.algorithms import ALGORITHMS
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Compressed
 from mpifed.core.sets import Ball, Box
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.simulation import Simulation
+from mpifed.parallel.comm import CollectiveError
 
 CLIENTS, ROUNDS = 3, 2
-
-
-def within(cls, own):
-    """Return a problem with a set for x."""
-
-    class Inside(cls):
-        def prepare(self, seed, data_dir=None):
-            super().prepare(seed)
-            self.sets = Sets(x=own)
-
-    return Inside
 
 
 #: Family → a problem without sets (a mixture always has one), and a problem with sets that bind.
@@ -77,16 +65,13 @@ ROUNDING = 1e-12  # of projections of points of about 1
 DIGITS = dict(rtol=1e-9, atol=1e-9)
 
 
-def start(name, bound, members, message, weights, group, **settings) -> Simulation:
+def start(name, bound, members, message, weights, group, **settings):
     """Return a simulation after its start."""
     kind = "mixture" if ALGORITHMS[name].mixture else ALGORITHMS[name].family
     problem = PROBLEMS[kind][bound](clients=CLIENTS)
     sections = {"participation": {**MEMBERS[members][0], "weights": weights}, "message": MESSAGES[message]}
     settings |= dict(rounds=ROUNDS, group=group, sections=sections | {"record": ()})
-    config = configuration(method(name), problem, "unused", **settings)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    return simulation
+    return started(configuration(method(name), problem, "unused", **settings))
 
 
 def blocks_of(simulation) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from baselines import FIXED, Half
-from games import DX, DY, Game, completed, configuration, start_of, started
+from games import DX, DY, Game, completed, configuration, simulated, start_of
 from identity_games import (
     NOISE,
     ROUNDING,
@@ -585,12 +585,9 @@ def test_localadaseg_does_not_depend_on_the_scale_of_f_and_its_steps_never_grow(
         )
     )  # fmt: skip
     assert np.array_equal(left, right) and distance(left, fixed) > VISIBLE
-    simulation = started(configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused"))
-    before = simulation.clients.squares.clone()
-    for _ in range(3):
-        simulation.step()
-        assert (simulation.clients.squares > before).all()
-        before = simulation.clients.squares.clone()
+    config = configuration(LocalAdaSEG(K=K, G_0=2.0, D=0.3), Game(), "unused")
+    squares = torch.stack([simulation.clients.squares.clone() for simulation in simulated(config)])
+    assert (squares.diff(dim=0) > 0).all()
 
 
 def test_bi2clip_with_equal_bounds_moves_all_coordinates_by_equal_steps_and_never_settles():
@@ -630,10 +627,8 @@ def test_memories_remove_the_variance_of_cohorts_and_not_the_drift(cls, start, s
 )
 def test_proxskip_converges_to_the_saddle_and_to_the_clients_operators(method, batch_size, exact):
     """Plain estimates on single rows keep their noise."""
-    config = configuration(
-        method, Affine(common=False), "unused", rounds=300, batch_size=batch_size, noise=None
-    ).model_copy(update={"record": ()})
-    simulation = completed(config)
+    settings = dict(rounds=300, batch_size=batch_size, noise=None)
+    simulation = completed(configuration(method, Affine(common=False), "unused", **settings))
     game, z = simulation.problem.problem, simulation.problem.problem.saddle()
     gap = float((simulation.point() - z).abs().max())
     assert gap < 1e-11 if exact else gap > 10 * VISIBLE  # rounding, as for the variates above

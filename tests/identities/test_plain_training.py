@@ -11,9 +11,6 @@ from identity_games import ROUNDING, VISIBLE, distance, path
 
 from mpifed.algorithms import CDMAONE, FedAvg, FedDyn, FedExP, FedNormSGDA, FedNova, FedProx, Mime, MimeLite
 from mpifed.base.errors import ConfigError
-from mpifed.core.participation import Participation
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 K, ETA, CLIENTS, COHORT = 3, 0.05, 5, 2
 LOCAL = dict(K=K, eta=ETA)
@@ -136,26 +133,23 @@ def test_fedexp_does_not_depend_on_the_scale_of_f():
 
 def test_fedexp_returns_the_mean_of_the_last_two_points():
     config = configuration(FedExP(**LOCAL), Half(CLIENTS), "unused", rounds=4)
-    points, output = trace(config, SerialComm())
+    points, output = trace(config)
     np.testing.assert_allclose(output, points[-2:].mean(0), rtol=1e-15)
     assert np.abs(output - points[-1]).max() > VISIBLE
     last = config.model_copy(update={"output": "last"})
-    np.testing.assert_array_equal(trace(last, SerialComm())[1], points[-1])
+    np.testing.assert_array_equal(trace(last)[1], points[-1])
 
 
-def final(method, rounds, participation=None, **settings) -> Simulation:
+def final(method, rounds, **participation):
     """Return a simulation on different quadratics, whose samples are exact, after a number of rounds."""
-    config = configuration(
-        method, Quadratic(CLIENTS), "unused", rounds=rounds, batch_size=1, noise=None, group="all", **settings
-    )
-    if participation:
-        config = config.model_copy(update={"participation": Participation(**participation)})
-    return completed(config)
+    settings = dict(rounds=rounds, batch_size=1, noise=None, group="all")
+    settings["sections"] = {"participation": participation}
+    return completed(configuration(method, Quadratic(CLIENTS), "unused", **settings))
 
 
-def error(method, rounds, **settings) -> float:
+def error(method, rounds) -> float:
     """Return the distance of the last point from the minimiser of the mean."""
-    simulation = final(method, rounds, **settings)
+    simulation = final(method, rounds)
     return float((simulation.point() - simulation.problem.solution([1 / CLIENTS] * CLIENTS)).norm())
 
 
@@ -174,8 +168,7 @@ MEMBERS = {
 @pytest.mark.parametrize("members", MEMBERS)
 def test_feddyn_converges_to_the_minimiser_and_to_the_clients_gradients(members, weights):
     """For every cohort that reaches all clients, also with unequal probabilities."""
-    participation = MEMBERS[members] | {"weights": weights}
-    simulation = final(FedDyn(K=5, eta=ETA, alpha=10.0), 300, participation)
+    simulation = final(FedDyn(K=5, eta=ETA, alpha=10.0), 300, **MEMBERS[members], weights=weights)
     problem = simulation.problem
     n = np.array(problem.sizes() if weights == "samples" else [1] * CLIENTS)
     x = problem.solution(n / n.sum())

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 from baselines import FIXED, LARGE, PLUGINS, Half, gradient_at
-from bounded import Bounded
+from bounded import Bounded, within
 from fields import Chain, Square, chain_at
 from games import DX, Game, configuration, sizes, start_of, trace, trace_file
 from levels import Levels, levels_at
 from mixtures import LogCosh, losses_of
+from oracles import prepared
 from reference import (
     agnostic,
     bilevel,
@@ -38,7 +39,7 @@ from reference.fedopt import fedopt
 from reference.stem import stem
 from resumed import assert_path, assert_resumed
 
-from mpifed import Sets, run
+from mpifed import run
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import build
 from mpifed.config.plugins import find_class
@@ -46,7 +47,6 @@ from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball, Box
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
 
@@ -57,29 +57,7 @@ SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 5, 5
 BOTH, Y, X, OUTER = (Box(-0.45, 0.3), Ball(0.1)), Ball(0.15), Ball(0.5), Box(0.05, 0.6)
 
 
-def prepared(problem):
-    with default_dtype(torch.float64):  # as a float64 run prepares it
-        problem.prepare(SEED)
-    return problem
-
-
-game = cache(lambda: prepared(Game(clients=CLIENTS)))
-
-
-class InASet(Half):
-    """The minimisation with a binding set."""
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed)
-        self.sets = Sets(x=OUTER)
-
-
-class ChainInASet(Chain):
-    """The composition with a binding set."""
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed)
-        self.sets = Sets(x=X)
+game = cache(lambda: prepared(Game(clients=CLIENTS), SEED))
 
 
 @dataclass
@@ -141,7 +119,7 @@ def without_y(reference, cohorts, weights, /, **settings):
 
 def on_chain(kind):
     def call(reference, cohorts, weights, /, **settings):
-        problem = prepared(kind(clients=CLIENTS))
+        problem = prepared(kind(clients=CLIENTS), SEED)
         x = problem.initial(generator(SEED, "initial"))["x"]
         path = reference(chain_at(problem, SEED, BATCH, NOISE), x, cohorts, weights, **settings)
         return [(x,) for x in path]
@@ -150,13 +128,13 @@ def on_chain(kind):
 
 
 def on_mixture(reference, cohorts, weights, /, **settings):
-    problem = prepared(LogCosh(clients=CLIENTS))
+    problem = prepared(LogCosh(clients=CLIENTS), SEED)
     losses = losses_of(problem, SEED, BATCH)
     return reference(*losses, *start_of(problem, SEED), cohorts, weights, **settings)
 
 
 def on_levels(reference, cohorts, weights, /, **settings):
-    problem = prepared(Levels(clients=CLIENTS))
+    problem = prepared(Levels(clients=CLIENTS), SEED)
     start = problem.initial(generator(SEED, "initial"))
     return reference(
         levels_at(problem, SEED, BATCH, NOISE), start["x"], start["y"], cohorts, weights, **settings
@@ -180,9 +158,10 @@ ASCENT = Family(
     lambda clients: Game(clients=clients, ball=0.15),
     {"project": Y},
 )
-HALF, PLAIN = (Family(Half, call, InASet, {"project": OUTER}, record=("x",)) for call in (on_half, without_y))
+INSIDE = within(Half, OUTER)
+HALF, PLAIN = (Family(Half, call, INSIDE, {"project": OUTER}, record=("x",)) for call in (on_half, without_y))
 OPERATOR = Family(Game, on_operator, Bounded, {}, record=("z",))
-GRADIENT = Family(Half, on_gradient, InASet, {}, record=("z",))
+GRADIENT = Family(Half, on_gradient, INSIDE, {}, record=("z",))
 #: The game as a variational inequality in a set.
 BINDING = Family(
     Game,
@@ -192,7 +171,7 @@ BINDING = Family(
     record=("z",),
 )
 CHAIN, SQUARE = (
-    Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
+    Family(kind, on_chain(kind), within(kind, X), {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
 
 LEVELS = Family(Levels, on_levels, Levels, {})

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from baselines import FIXED, Half, gradient_at, plugin
-from games import DX, DY, Game, configuration, sizes, start_of, trace, trace_file
+from games import DX, DY, Game, configuration, sizes, start_of, started, trace, trace_file
+from oracles import prepared
 from reference import compressed
 from reference.local_sgda import local_sgda
 from resumed import bits, iterates, resumed
@@ -23,8 +24,7 @@ from mpifed.core.records import within_round
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.setup import default_dtype
-from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.simulation.simulation import NonFiniteError
 
 pytestmark = pytest.mark.mpi
 
@@ -33,13 +33,6 @@ METHOD = LocalSGDA(q=2, eta_x=0.05, eta_y=0.04)
 STORED = SAGDA(K=2, eta_xl=0.05, eta_yl=0.04, variates="stored")
 
 groups = pytest.mark.parametrize("group", [1, 2, "all"])
-
-
-def prepared() -> Game:
-    game = Game(clients=CLIENTS)
-    with default_dtype(torch.float64):  # as a float64 run prepares it
-        game.prepare(SEED)
-    return game
 
 
 def job(out, method=METHOD, participation=None, message=None, clock=None, oracle=None, **changes):
@@ -79,7 +72,7 @@ def test_plain_loops_over_participating_clients(comm, out, law, weights, group):
     settings, members = LAWS[law]
     config = job(out, participation=settings | {"weights": weights}, group=group, reduction="fused")
     path, _ = trace(config, comm)
-    game, cohorts = prepared(), [members(r) for r in range(1, ROUNDS + 1)]
+    game, cohorts = prepared(Game(clients=CLIENTS), SEED), [members(r) for r in range(1, ROUNDS + 1)]
     assert all(cohorts) and len(set(map(tuple, cohorts))) > 1
     grad = gradient_at(game, SEED, BATCH, NOISE)
     wanted = local_sgda(
@@ -106,7 +99,7 @@ def test_unbiased_averages_divide_by_the_inclusion_probability(comm, out, by, gr
     }
     settings, chances = laws[by]
     settings = settings | {"weights": "samples"}
-    game = prepared()
+    game = prepared(Game(clients=CLIENTS), SEED)
     weights, grad = sizes(game), gradient_at(game, SEED, BATCH, NOISE)
     chances = inclusion_probabilities(weights.astype(float), 2) if chances is None else chances
     drawn = Participants(Participation(**settings), SEED, game)
@@ -163,7 +156,7 @@ def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
     """A client that drops out is absent until the next new cohort, and its records do not change."""
     settings, chance = {"cohort": cohort, "dropout": 0.3}, 0.3
     path, _ = trace(job(out, Phases(), settings, rounds=6, group=group), comm)
-    game = prepared()
+    game = prepared(Game(clients=CLIENTS), SEED)
     grad, drawn = gradient_at(game, SEED, BATCH, NOISE), Participants(Participation(**settings), SEED, game)
     (x, y), visits, wanted, ends = start_of(game, SEED), [0] * CLIENTS, [], []
 
@@ -217,7 +210,7 @@ def compressor(name, feedback):
 @pytest.mark.parametrize("method", ["fedavg", "local_sgda"])
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_plain_loops_with_compression(comm, out, method, name, feedback, cohort, group):
-    game, (compress, message) = prepared(), compressor(name, feedback)
+    game, (compress, message) = prepared(Game(clients=CLIENTS), SEED), compressor(name, feedback)
     participation = {"cohort": cohort, "weights": "samples" if cohort else "uniform"}
     x, y = start_of(game, SEED)
     settings = dict(K=3, eta=0.05, eta_g=1.3) if method == "fedavg" else dataclasses.asdict(METHOD)
@@ -302,7 +295,7 @@ def test_bytes(comm, out):
     participation = {"cohort": 2, "oversample": 4, "dropout": 0.5}
     message = compressor("top-k", True)[1]
     result = run(job(out, METHOD, participation, message, rounds=6), comm)
-    drawn = Participants(Participation(**participation), SEED, prepared())
+    drawn = Participants(Participation(**participation), SEED, prepared(Game(clients=CLIENTS), SEED))
     answered = [len(drawn.participating(r, 0, drawn.selected(r, 0))) for r in range(1, 7)]
     assert 0 not in answered and set(answered) == {1, 2}
     if comm.rank == 0:
@@ -336,8 +329,7 @@ def test_rounds_without_clients_change_nothing(comm, out, capfd, group):
     """Rounds 1, 3 and 4 have no clients; values that are sent with the sums still arrive."""
     law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
     config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=CLOCK, group=group)
-    simulation = Simulation.from_settings(config, comm)
-    simulation.start()
+    simulation = started(config, comm=comm)
     points = [simulation.point().clone()]
     for r in range(1, 7):
         assert simulation.step(float(r)) == r * comm.size
@@ -386,10 +378,8 @@ def test_the_rest_of_a_round_without_clients_is_omitted(comm, out):
     """All clients drop out before the second phase: the first has changed x, the third is omitted."""
     law = {"name": "trace", "file": trace_file(out, comm, [(r, k) for r in (1, 2, 3) for k in range(5)])}
     chance = next(c for c in np.linspace(0.5, 0.99, 50) if _left(c) == [True, False])
-    simulation = Simulation.from_settings(
-        job(f"{out}/run", Phases(), {"availability": law, "dropout": float(chance)}), comm
-    )
-    simulation.start()
+    participation = {"availability": law, "dropout": float(chance)}
+    simulation = started(job(f"{out}/run", Phases(), participation), comm=comm)
     before = simulation.point().clone()
     simulation.step()
     after = simulation.point()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from everything import METHODS, MISFITS, PAIRS, SETTINGS, method, problem
-from games import configuration
+from games import configuration, started
 from resumed import bits
 
 from mpifed import resume, run
@@ -70,8 +70,7 @@ def test_layout_and_resumption(comm, ran, names, group):
 def test_zero_steps_keep_the_point(comm, out, name):
     """An average of N equal numbers may differ from them in the last bit."""
     for _, other in [pair for pair in PAIRS if pair[0] == name]:
-        simulation = Simulation.from_settings(job(method(name, zero=True), problem(other), out), comm)
-        simulation.start()
+        simulation = started(job(method(name, zero=True), problem(other), out), comm=comm)
         before = simulation.point().clone()
         simulation.step()
         torch.testing.assert_close(simulation.point(), before, rtol=1e-15, atol=0)

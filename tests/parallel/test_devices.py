@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from games import Game, configuration
+from games import Game, configuration, started
 from nodes import two_nodes
 from resumed import bits
 
@@ -82,16 +82,11 @@ def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatc
     """Two phases, and chunks of one element with ``exact``."""
     monkeypatch.setattr(mpifed.parallel.exchange, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
-    simulation = mpifed.simulation.simulation.Simulation.from_settings(
-        configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm
-    )
+    config = configuration(algorithm, Game(clients=5), "unused", reduction=reduction)
+    simulation = started(config, comm=comm)
     assert len(simulation.config.algorithm.phases) > 1
-    simulation.start()
-    assert [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)] == [
-        0.0,
-        comm.size * (comm.size + 1.0),
-        0.0,
-    ]
+    sums = [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)]
+    assert sums == [0.0, comm.size * (comm.size + 1.0), 0.0]
 
 
 def test_broadcast(transport, comm):

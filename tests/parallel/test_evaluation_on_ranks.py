@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from games import started
 from resumed import resumed
 
 from mpifed import Algorithm, Config, Record, load, run
@@ -50,10 +51,8 @@ def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
 
 
 def found(config, comm):
-    simulation = Simulation.from_settings(config, comm)
+    simulation = started(config, 1, comm)
     with simulation.transport:
-        simulation.start()
-        simulation.step()
         return simulation.evaluate(simulation.shared), simulation.metrics.details
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from everything import FITTING, METHODS, method, problem
-from games import Game, configuration
+from games import Game, configuration, started
 from resumed import bits
 
 from mpifed import resume, run
@@ -21,7 +21,6 @@ from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
-from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 
 pytestmark = pytest.mark.mpi
@@ -201,10 +200,7 @@ def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
     problem_ = problem(next(other for one, other in FITTING if one == name))  # a small message
     counting = Counting(comm)
     run = {"placement": placement, "reduction": reduction}
-    simulation = Simulation.from_settings(
-        configuration(method(name), problem_, out, noise=None, **run), counting
-    )
-    simulation.start()
+    simulation = started(configuration(method(name), problem_, out, noise=None, **run), comm=counting)
     phases = simulation.config.algorithm.phases
     stored = "y" in method(name).client.fields and "y" not in method(name).shared.fields
     for _ in range(2):

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 from everything import problem
-from games import Game, configuration
+from games import Game, configuration, started
 
 from mpifed import Config, run
 from mpifed.algorithms import FESSGDA
@@ -31,10 +31,8 @@ def job(name, weights="samples", out="unused", **settings) -> Config:
 
 
 def figures(config, comm) -> dict[str, float]:
-    simulation = Simulation.from_settings(config, comm)
+    simulation = started(config, 1, comm)
     with simulation.transport:
-        simulation.start()
-        simulation.step()
         before = simulation.transport.wire_bytes
         found = simulation.evaluate(simulation.shared)
         assert simulation.transport.wire_bytes == before
@@ -81,9 +79,8 @@ class Failing(Game):
 
 def test_an_error_on_one_rank_ends_all(comm):
     config = configuration(METHOD, Failing(clients=5), "unused", sections={"measures": PHI}, group=1)
-    simulation = Simulation.from_settings(config, comm)
+    simulation = started(config, comm=comm)
     with pytest.raises(CollectiveError, match="Failing failed for client 4: RuntimeError: too many rows"):
-        simulation.start()
         simulation.evaluate(simulation.shared)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import Game, configuration
+from games import Game, configuration, started
 
 from mpifed.algorithms import LocalSGDA
 from mpifed.core.streams import generator
@@ -49,11 +49,8 @@ class Edged(Game):
 
 def verdict(comm, method, problem, rounds=20, **settings) -> str:
     """Return the error message of a run, which is the same on all ranks."""
-    simulation = Simulation.from_settings(configuration(method, problem, "unused", **settings), comm)
     with pytest.raises(NonFiniteError) as caught:
-        simulation.start()
-        for _ in range(rounds):
-            simulation.step()
+        started(configuration(method, problem, "unused", **settings), rounds, comm)
     words = np.frombuffer(str(caught.value).encode()[:100].ljust(100), np.uint8).astype(np.int64)
     total = words.copy()
     comm.allreduce_(total)

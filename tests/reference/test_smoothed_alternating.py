@@ -10,7 +10,7 @@ import torch
 
 from .fess_gda import smoothed_gda
 from .smoothed_alternating import smoothed_alternating_gda
-from .test_reference import X1, Y1, Game, ball
+from .test_reference import X1, Y1, Game, ball, distance
 
 ROUNDING = 1e-12
 VISIBLE = 1e-4  # far above rounding, for what must differ
@@ -20,11 +20,6 @@ RATES = dict(rounds=6, eta_x=0.06, eta_y=0.1)
 def run(game, **options):
     settings = RATES | dict(p=0.8, beta=0.3) | options
     return smoothed_alternating_gda(game.grad, len(game.F), X1, Y1, **settings)
-
-
-def distance(left, right):
-    assert len(left) == len(right)
-    return max(float((a - b).abs().max()) for one, other in zip(left, right) for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("top", [None, 2.5])

@@ -17,6 +17,7 @@ from .dual import fed_dual_avg, fedualex
 from .extragradient import extra_sgd, extra_step_local_sgd
 from .local_sgda import local_sgda
 from .proximal import ball, box, entropy, l1, nuclear, simplex, zero
+from .test_reference import distance
 from .vi import inner_step_size, lesgd, lippax, local_dual_extrapolation, lsgd, slippax, smoothing_radius
 
 ROUNDING = 1e-12
@@ -51,12 +52,6 @@ class Field:
 
     def run(self, method, **options):
         return method(self.operator, self.clients, Z0, **(RUN | options))
-
-
-def distance(left, right):
-    """The largest coordinate difference of two paths of the same length."""
-    assert len(left) == len(right)
-    return max(float((torch.cat(p) - torch.cat(s)).abs().max()) for p, s in zip(left, right))
 
 
 def points(path):

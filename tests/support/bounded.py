@@ -17,6 +17,17 @@ def sets_of(set_x, set_y) -> Sets:
     return Sets(**{block: own for block, own in (("x", set_x), ("y", set_y)) if own is not None})
 
 
+def within(cls, own):
+    """Return a class of problems with a set for x."""
+
+    class Inside(cls):
+        def prepare(self, seed, data_dir=None):
+            super().prepare(seed)
+            self.sets = Sets(x=own)
+
+    return Inside
+
+
 @dataclass
 class Bounded(Game):
     """The game with a set for either block."""

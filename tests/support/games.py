@@ -37,7 +37,7 @@ class Game(Minimax):
     def prepare(self, seed, data_dir=None):
         self.sets = Sets(y=Ball(self.ball)) if self.ball else Sets()
         rngs = [generator(seed, "game", client) for client in range(self.clients)]
-        self.h = [torch.tensor(1 + rng.random()) for rng in rngs]
+        self.h = [torch.tensor(1 + rng.random(), dtype=torch.float64) for rng in rngs]
         self.C = [torch.from_numpy(rng.standard_normal((DX, DY))) for rng in rngs]
         self.rows = [torch.from_numpy(rng.standard_normal((5 + k, DX + DY))) for k, rng in enumerate(rngs)]
 

@@ -18,7 +18,6 @@ from mpifed import Blocks, Minimax, Minimisation, hyperparameters
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Composition
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 
 #: Tolerance for equal real numbers from different float64 operations: a few hundred operations on values of
 #: about 1 leave 1e-14, and these games amplify a difference by less than a hundred.
@@ -32,8 +31,7 @@ NOISE = Gaussian(scale=0.3)
 
 def path(method, problem, *, noise=NOISE, rounds=4, **settings) -> np.ndarray:
     """Return the averaged iterate of every round, ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, noise=noise, **settings)
-    return trace(config, SerialComm())[0]
+    return trace(configuration(method, problem, "unused", rounds=rounds, noise=noise, **settings))[0]
 
 
 def distance(left: np.ndarray, right: np.ndarray) -> float:

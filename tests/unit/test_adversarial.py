@@ -81,8 +81,8 @@ def test_images_outside_of_the_range_are_refused(part):
 
 
 def calls(problem, method, out, rounds=2, **settings):
-    config = configuration(method, problem, out, noise=0, rounds=rounds, batch_size=4, **settings)
-    return run(config.model_copy(update={"record": ()}), SerialComm())
+    settings |= dict(noise=0, rounds=rounds, batch_size=4, sections={"record": ()})
+    return run(configuration(method, problem, out, **settings), SerialComm())
 
 
 def test_gradients_of_the_adversary_are_counted(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fields import Chain, Field
+from games import started
 
 from mpifed import Blocks, Config, resume, run
 from mpifed.algorithms import LocalSGDA
@@ -15,7 +16,6 @@ from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
 from mpifed.simulation.client_batching import Limits, reason_for_loop
 from mpifed.simulation.executor import _split, capacity
-from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 from mpifed.storage.results import load
 
@@ -86,9 +86,7 @@ def test_members_are_split_evenly(count, size, groups):
 
 
 def choice_of(config) -> client_batching.Choice:
-    simulation = Simulation.from_settings(config, COMM)
-    simulation.start()
-    simulation.step()
+    simulation = started(config, 1)
     assert simulation.rounds.executor.capacity == capacity(simulation.rounds.choice.group, 40)
     return simulation.rounds.choice
 

@@ -51,10 +51,8 @@ def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss():
     assert fair.problem._inverse_share.tolist() == weights
 
 
-def test_info_of_a_job_prints_a_table_and_writes_a_figure(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    output = output_of("info", path, "problem.clients=3", "problem.partition.name=iid")
+def test_info_of_a_job_prints_a_table_and_writes_a_figure(job, tmp_path):
+    output = output_of("info", job, "problem.clients=3", "problem.partition.name=iid")
     assert "3 clients" in output
     rows = [line.split() for line in output.splitlines()]
     assert ["client", "samples", "0-", "1-", "2-", "3-", "4-", "5+", "6+", "7+", "8+", "9+"] in rows
@@ -63,18 +61,17 @@ def test_info_of_a_job_prints_a_table_and_writes_a_figure(tmp_path):
     assert str(tmp_path / "job.clients.png") in output
     image = imread(tmp_path / "job.clients.png")
     assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10, "at least one colour per class"
-    output_of("info", path, "--out", tmp_path / "other.png")
+    output_of("info", job, "--out", tmp_path / "other.png")
     assert (tmp_path / "other.png").exists()
     assert "job files" in error_of("info", "AdaFGDA", "q=2")
 
 
-def test_clients_of_a_table_have_names(tmp_path):
+def test_clients_of_a_table_have_names(job, tmp_path):
     rows = [f"{k},{'yes' if k % 2 else 'no'},{'north wing' if k < 8 else 'east'}" for k in range(20)]
     (tmp_path / "rows.csv").write_text("\n".join(["a,label,ward", *rows, ""]))
     table = f'{{ name = "table", file = "{tmp_path}/rows.csv", test = 0.2, client = "ward" }}'
     changes = [f"problem.dataset={table}", "problem.partition=natural", "problem.clients=2"]
-    (tmp_path / "job.toml").write_text(JOB)
-    rows = [line.split() for line in output_of("info", tmp_path / "job.toml", *changes).splitlines()]
+    rows = [line.split() for line in output_of("info", job, *changes).splitlines()]
     assert {tuple(row[:2]) for row in rows if row and row[0] in ("0", "1")} == {("0", "east"), ("1", "north")}
 
 

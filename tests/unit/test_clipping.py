@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fields import Chain, Field
-from games import Game
+from games import Game, configuration, started
 from oracles import oracle_of, prepared
 
 import mpifed
@@ -69,17 +69,9 @@ def test_results_are_scaled_down_to_the_norm(name, jointly, full):
 
 
 def simulation(clip, method=None, **run):
-    found = mpifed.Simulation(
-        Game(clients=CLIENTS),
-        method or LocalSGDA(q=2, eta_x=0.05, eta_y=0.05),
-        seed=1,
-        oracle={"batch_size": 2, "clip": clip},
-        run={"dtype": "float64"} | run,
-        comm=SerialComm(),
-    )
-    found.start()
-    found.step()
-    return found
+    method = method or LocalSGDA(q=2, eta_x=0.05, eta_y=0.05)
+    sections = {"oracle": {"batch_size": 2, "clip": clip}}
+    return started(configuration(method, Game(clients=CLIENTS), "unused", sections=sections, **run), 1)
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])

@@ -75,12 +75,6 @@ def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_i
     assert clock.collect(comm).tolist() == [0.0]
 
 
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "job.toml").write_text(JOB)
-    return tmp_path / "job.toml"
-
-
 def run_here(job, *overrides):
     return run(Config.load(job, [*overrides, "run.overwrite=true"]), SerialComm())
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from everything import FITTING, METHODS, SETTINGS, method, problem
-from games import Game, configuration
+from games import Game, configuration, started
 
 import mpifed.core.autodiff as autodiff
 from mpifed import resume, run
@@ -45,14 +45,9 @@ def eager(monkeypatch):
 
 def final(names, **settings) -> torch.Tensor:
     """The state after two rounds."""
-    config = configuration(
-        method(names[0]), problem(names[1]), "unused", **dict(dtype="float32", noise=0) | settings
-    )
-    simulation = Simulation.from_settings(config, COMM)
-    simulation.start()
-    simulation.step()
-    simulation.step()
-    return simulation.shared.buffer
+    settings = dict(dtype="float32", noise=0) | settings
+    config = configuration(method(names[0]), problem(names[1]), "unused", **settings)
+    return started(config, 2).shared.buffer
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(map("-".join, CASES)))

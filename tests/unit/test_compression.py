@@ -8,7 +8,7 @@ import pytest
 import torch
 from baselines import Half
 from everything import METHODS, method
-from games import Game, configuration
+from games import Game, configuration, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import compressed
@@ -19,8 +19,6 @@ from mpifed.config.job import ConfigError
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.compression import COMPRESSIONS, QSGD, Message, RandK, TopK
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 NONE = torch.empty(0)
 EACH = [TopK(ratio=0.3), RandK(ratio=0.3), QSGD(levels=4)]
@@ -148,10 +146,8 @@ SMALL = {
 def test_every_compression_with_every_method_on_a_problem_without_y(tmp_path, name, compression, feedback):
     """The fields of a message that are of the size of y have no numbers, and cost no bytes."""
     message = Message(compression=SMALL[compression], error_feedback=feedback)
-    config = configuration(method(name), Half(clients=3), tmp_path, cohort=None)
-    config = config.model_copy(update={"message": message})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    config = configuration(method(name), Half(clients=3), tmp_path, sections={"message": message})
+    simulation = started(config)
     before = simulation.rounds.costs.bytes_up
     simulation.step()
     assert torch.isfinite(simulation.point()).all()
@@ -189,10 +185,9 @@ def test_section_round_trips_and_is_omitted_without_compression():
 
 def test_a_point_without_steps_is_not_compressed(tmp_path):
     """LocalAdaSEG averages points with weights 1/η; it sends changes, so that the point remains."""
-    config = configuration(LocalAdaSEG(K=2, G_0=1.0, D=1e-12), Game(clients=3), tmp_path, noise=0)
-    config = config.model_copy(update={"message": Message(compression={"name": "top-k", "ratio": 0.25})})
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
+    settings = dict(noise=0, sections={"message": {"compression": {"name": "top-k", "ratio": 0.25}}})
+    method = LocalAdaSEG(K=2, G_0=1.0, D=1e-12)
+    simulation = started(configuration(method, Game(clients=3), tmp_path, **settings))
     before = simulation.point().clone()
     simulation.step()
     assert before.norm() > 0.1

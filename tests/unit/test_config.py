@@ -172,10 +172,9 @@ def test_files_that_are_not_job_files(tmp_path):
     ("{seed=[1, 2]}, run = 5", "run: Input should be a table, got 5"),
     ("{seed=[1, 2]}, run = {out = ''}", "run.out: expected the name of a folder"),
 ])  # fmt: skip
-def test_sweeps_are_validated(tmp_path, sweep, says):
-    (tmp_path / "job.toml").write_text(JOB)
+def test_sweeps_are_validated(job, sweep, says):
     changes = f"sweep={sweep}".replace(", run = ", "\0run=").split("\0")
-    assert says in refusal(lambda: variants(tmp_path / "job.toml", changes))
+    assert says in refusal(lambda: variants(job, changes))
 
 
 def test_abbreviated_names_are_recognised():

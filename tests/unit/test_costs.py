@@ -10,15 +10,13 @@ import levels
 import pytest
 from baselines import Half
 from fields import Chain, P
-from games import DX, DY, Game, configuration
+from games import DX, DY, Game, configuration, started
 from levels import Levels
 from mixtures import LogCosh
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.costs import Costs
 from mpifed.simulation.evaluation import local_steps
-from mpifed.simulation.simulation import Simulation
 
 X, Y, D, K, CLIENTS = DX, DY, DX + DY, 3, 4
 HEAVY = dict(p=K, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
@@ -178,13 +176,12 @@ METHODS = {name: ALGORITHMS[re.match(r"\w+", name)[0]](**settings) for name, (se
 
 def third_round(config) -> list[int]:
     """Bytes up and down, phases and calls of the third round."""
-    simulation, totals = Simulation.from_settings(config, SerialComm()), []
-    simulation.start()
-    for _ in range(3):
+    simulation, totals = started(config, 1), []
+    for _ in range(2):
         simulation.step()
         costs = simulation.rounds.costs
         totals.append((costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls))
-    return [after - before for before, after in zip(*totals[1:])]
+    return [after - before for before, after in zip(*totals)]
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
@@ -243,8 +240,6 @@ def test_costs_start_at_zero_and_the_blocks_have_different_sizes():
 def test_identity_matrices_are_not_sent(tmp_path, name):
     """The start sends the estimators, and round 1 the averages of the blocks alone."""
     config = configuration(METHODS[name], COSTS[name][1](clients=1), tmp_path)
-    simulation = Simulation.from_settings(config, SerialComm())
-    simulation.start()
-    simulation.step()
+    simulation = started(config, 1)
     read = {"FGDA stem": D, "STEM": 2 * X, "MFCGD": X}[name]  # STEM also starts from the averaged estimators
     assert simulation.rounds.costs.bytes_down == 8 * read

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from bounded import Watched
+from oracles import prepared
 
 import mpifed
 from mpifed.algorithms import LocalSGDA
@@ -21,8 +22,7 @@ def found(problem, *point) -> str:
 
 @pytest.fixture
 def game():
-    problem = Watched(set_x=Ball(0.5), set_y=Simplex())
-    problem.prepare(0)
+    problem = prepared(Watched(set_x=Ball(0.5), set_y=Simplex()))
     return problem
 
 
@@ -45,8 +45,7 @@ def test_a_game_has_the_blocks_of_its_problem(game):
 
 
 def test_the_domain_of_a_convex_part_is_a_set():
-    problem = MatrixGame(clients=2, dx=2, dy=2)
-    problem.prepare(0)
+    problem = prepared(MatrixGame(clients=2, dx=2, dy=2))
     assert found(problem, torch.full((4,), 0.5)) == ""
     assert found(problem, torch.ones(4)) == "z is 1 away from its set"
 
@@ -54,8 +53,7 @@ def test_the_domain_of_a_convex_part_is_a_set():
 @pytest.mark.parametrize("kind", [AffineGame, QuadraticNCPL])
 def test_problem_without_sets_has_no_projections(kind):
     """The second one defines a function ``phi``."""
-    problem = kind(clients=2)
-    problem.prepare(0)
+    problem = prepared(kind(clients=2))
     assert projections(problem) == []
 
 

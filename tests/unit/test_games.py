@@ -91,8 +91,7 @@ def test_every_client_is_monotone_and_L_is_attained(problem):
 
 
 def test_affine_game_has_the_constants_that_it_is_given():
-    problem = AffineGame(d=6, clients=5, strong=0.3, smooth=2.0, skew=4.0, heterogeneity=0.8)
-    problem.prepare(3)
+    problem = prepared(AffineGame(d=6, clients=5, strong=0.3, smooth=2.0, skew=4.0, heterogeneity=0.8), 3)
     A = np.stack([problem.client_data(n)[0][0].numpy() for n in range(5)])
     mean = A.mean(axis=0)
     values = np.linalg.eigvalsh((mean + mean.T) / 2)
@@ -101,8 +100,7 @@ def test_affine_game_has_the_constants_that_it_is_given():
     assert np.linalg.norm((mean - mean.T) / 2, 2) == pytest.approx(4.0, abs=1e-13)
     distances = np.linalg.norm(A - mean, 2, axis=(1, 2))
     assert 0.5 < distances.min() and distances.max() < 10  # about 0.8 · 4, nowhere near 0
-    shared = AffineGame(d=6, clients=5, heterogeneity=0.8, shared_jacobian=True)
-    shared.prepare(3)
+    shared = prepared(AffineGame(d=6, clients=5, heterogeneity=0.8, shared_jacobian=True), 3)
     rows = [shared.client_data(n) for n in range(5)]
     assert all(torch.equal(A, rows[0][0]) for A, _ in rows) and not torch.equal(rows[0][1], rows[1][1])
 
@@ -169,8 +167,7 @@ def test_err_D_is_the_restricted_gap(problem, offset):
 
 
 def test_err_D_may_be_negative_outside_the_ball():
-    problem = AffineGame(d=3, clients=1, strong=1.0, smooth=1.0, skew=0.0, radius=1.0)
-    problem.prepare(0)
+    problem = prepared(AffineGame(d=3, clients=1, strong=1.0, smooth=1.0, skew=0.0, radius=1.0))
     start, star = problem.initial(None)["z"].numpy(), problem.solution().numpy()
     z = star + 1000 * (star - start) / np.linalg.norm(star - start)
     # V(w) = w - z*, and all w of the ball lie on the other side of z* than z: ⟨w - z*, z - w⟩ < 0.
@@ -244,8 +241,7 @@ def test_trust_region_refuses(Q, c, radius, message):
 
 
 def test_composite_gap_vanishes_at_the_solution_alone():
-    problem = L1BoxBilinear(dx=4, dy=3, clients=2, lam=0.2, bound=0.5)
-    problem.prepare(0)
+    problem = prepared(L1BoxBilinear(dx=4, dy=3, clients=2, lam=0.2, bound=0.5))
     z, eta = problem.initial(None)["z"], 0.5 / problem.L
     step = lambda z, at: problem.phi(z - eta * torch.from_numpy(problem.mean_operator(at.numpy())), eta)  # noqa: E731
     first = problem.err_c(z.numpy())
@@ -298,8 +294,7 @@ def test_radius_with_overflowing_square_is_refused(game, radius):
 
 @pytest.mark.parametrize("radius", [1e-12, 1e12])
 def test_extreme_radii_give_finite_errors(radius):
-    problem = AffineGame(clients=2, d=3, strong=0.1, radius=radius)
-    problem.prepare(0)
+    problem = prepared(AffineGame(clients=2, d=3, strong=0.1, radius=radius))
     assert all(np.isfinite(float(value)) for value in problem.metrics({"z": torch.zeros(3)}, None).values())
 
 

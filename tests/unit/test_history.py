@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from games import started
 from saddle_job import config
 
 import mpifed
@@ -15,7 +16,6 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.running import checkpointing
 from mpifed.running.checkpointing import CheckpointManager
 from mpifed.running.recorder import Recorder
-from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
 from mpifed.storage.files import HISTORY_MAGIC
 from mpifed.storage.folder import Folder
@@ -75,9 +75,8 @@ def written_bytes() -> int:
 def test_size_of_a_checkpoint_does_not_grow(tmp_path, recorded):
     """The first checkpoint of a process is an exception: it writes the whole history."""
     config = job(tmp_path, rounds=10**6, record=())
-    place, simulation = Folder(tmp_path), Simulation.from_settings(config, COMM)
+    place, simulation = Folder(tmp_path), started(config)
     place.open(create=False)
-    simulation.start()
     recorder = Recorder(simulation, COMM)
     checkpoints = CheckpointManager(config.run, place, simulation, recorder, COMM)
     costs = np.arange(recorded + 1.0)[:, None].repeat(len(COSTS), 1)

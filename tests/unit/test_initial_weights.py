@@ -6,13 +6,13 @@ import pytest
 import torch
 from commands import output_of
 from everything import method, problem
+from games import started
 from safetensors.torch import load_file, save_file
 
 import mpifed
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
-from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 NETWORKS = [name for name, cls in PROBLEMS.items() if "model" in cls.__dataclass_fields__]
@@ -33,10 +33,9 @@ def config(folder, name, algorithm=None, **settings):
     return mpifed.Config(algorithm=algorithm, problem=problem(name), **settings)
 
 
-def started(config) -> dict[str, dict[str, torch.Tensor]]:
+def starting_point(config) -> dict[str, dict[str, torch.Tensor]]:
     """The starting point by block and name."""
-    simulation = Simulation.from_settings(config, COMM)
-    simulation.start()
+    simulation = started(config)
     return {
         block: simulation.blocks.unflatten(block, getattr(simulation.shared, block))
         for block in simulation.blocks
@@ -62,7 +61,7 @@ def test_exported_weights_are_restored_exactly(tmp_path, name, dtype):
     run = {"dtype": dtype}
     result = mpifed.run(config(tmp_path, name, run=run), COMM)
     own, start = (
-        started(config(tmp_path, name, run=run, seed=7, **more))
+        starting_point(config(tmp_path, name, run=run, seed=7, **more))
         for more in ({}, {"initial": export(tmp_path)})
     )
     (block,) = {block for block, _ in result.network.values()}
@@ -80,7 +79,7 @@ def test_weights_are_exchanged_between_minimax_problem_and_game(tmp_path):
         folder = tmp_path / first
         folder.mkdir()
         result = mpifed.run(config(folder, "DeepAUC", first), COMM)
-        start = started(config(folder, "DeepAUC", second, initial=export(folder)))
+        start = starting_point(config(folder, "DeepAUC", second, initial=export(folder)))
         named = start.get("z") or {f"x.{name}": values for name, values in start["x"].items()}
         for name, values in result.state_dict().items():
             assert torch.equal(named[f"x.{name}"], values)
@@ -201,7 +200,7 @@ def test_user_module_is_exported_and_loaded_again(tmp_path, job):
     assert {*state} == {*module.state_dict()} and {"shift", "frozen", "again.weight"} < {*state}
     assert all(torch.equal(one, module.state_dict()[name]) for name, one in state.items())
     again = ['problem.model={name="./net.py:Net", width=4}', "initial=model.safetensors", "run.out=again"]
-    start = started(mpifed.Config.load(job, again))
+    start = starting_point(mpifed.Config.load(job, again))
     assert all(torch.equal(start["x"][name], result.parameters["x"][name]) for name in result.network)
     again[0] = 'problem.model={name="./net.py:Net", width=4, shift=2.0}'
     with pytest.raises(CollectiveError, match="^initial: 'shift' has other values in .* a buffer or a"):

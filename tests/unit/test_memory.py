@@ -177,13 +177,11 @@ dataset = "digits"
 """
 
 
-def test_info_rejects_a_problem_that_does_not_fit(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.toml").write_text(JOB)
+def test_info_rejects_a_problem_that_does_not_fit(job, tmp_path):
     error = "FewShotMAML with 1,000,000,000,000 clients needs at least .* with 1 rank on this machine"
-    assert re.search(error, error_of("info", "job.toml", "problem.clients=1000000000000"))
+    assert re.search(error, error_of("info", job, "problem.clients=1000000000000"))
     assert not list(tmp_path.glob("*.png"))
-    assert "expected at least ways = 11 classes" in error_of("info", "job.toml", "problem.ways=11")
+    assert "expected at least ways = 11 classes" in error_of("info", job, "problem.ways=11")
 
 
 def test_check_rejects_a_problem_that_does_not_fit(capsys):

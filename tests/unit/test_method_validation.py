@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from everything import METHODS
-from games import Game
+from games import Game, completed
 from pydantic import Field
 
 from mpifed import Algorithm, Config, ConfigError, Phase, Record, hyperparameters
@@ -20,8 +20,6 @@ from mpifed.cli import errors
 from mpifed.core.adaptive import Adam, Matrix, adaptive
 from mpifed.core.records import not_sent, within_round
 from mpifed.core.validation import called, check_method
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,7 @@ def configuration(method, problem=None, group=1, **settings) -> Config:
 
 
 def run(method, problem=None, group=1, **settings) -> None:
-    simulation = Simulation.from_settings(configuration(method, problem, group, **settings), SerialComm())
-    simulation.start()
-    for _ in range(2):
-        simulation.step()
+    simulation = completed(configuration(method, problem, group, **settings))
     simulation.evaluate(simulation.output)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from fields import Field
-from games import Game, configuration, started
+from games import Game, configuration, simulated, started
+from oracles import prepared
 
 from mpifed import Config, run
 from mpifed.algorithms import FedDualAvg, FeDualEx, LocalDualExtrapolation
@@ -157,8 +158,7 @@ def test_entropy_on_one_block_of_a_minimax_problem():
 
 @pytest.mark.parametrize("heterogeneity", [0.0, 0.5])
 def test_the_gap_of_a_matrix_game_is_attained_by_pure_strategies(heterogeneity):
-    game = MatrixGame(dx=4, dy=3, clients=5, heterogeneity=heterogeneity, start="random")
-    game.prepare(2)
+    game = prepared(MatrixGame(dx=4, dy=3, clients=5, heterogeneity=heterogeneity, start="random"), 2)
     payoffs = np.stack([game.client_data(n)[0][0].numpy() for n in range(5)])
     A = payoffs.mean(0)
     assert np.abs(A).max() <= 1 and game.largest == np.abs(payoffs).max()
@@ -174,8 +174,7 @@ def test_the_gap_of_a_matrix_game_is_attained_by_pure_strategies(heterogeneity):
 def test_the_gap_is_zero_at_the_solution_of_the_linear_program():
     from scipy.optimize import linprog
 
-    game = MatrixGame(dx=4, dy=3, clients=2)
-    game.prepare(2)
+    game = prepared(MatrixGame(dx=4, dy=3, clients=2), 2)
     A = game.client_data(0)[0][0].numpy()
 
     def strategy(A):  # the least value v of max_j (Aᵀx)_j
@@ -198,13 +197,10 @@ def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
     """Without noise and client drift (K = 1), the bound in the proof of Wang & Kale's Theorem 7 is D / (ηT)
     for η = 1/(√10 L), with L in the norm of h, and D the maximum of h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩, at
     pure strategies."""
-    game = MatrixGame(dx=30, dy=30, clients=3, heterogeneity=0.3)
-    game.prepare(1)
+    game = prepared(MatrixGame(dx=30, dy=30, clients=3, heterogeneity=0.3), 1)
     eta = 0.1**0.5 / getattr(game, constant)
     method = LocalDualExtrapolation(K=1, eta=eta, mirror=mirror)
-    simulation, gaps = started(configuration(method, game, "unused", batch_size=0, noise=0)), []
-    for _ in range(200):
-        simulation.step()
-        gaps.append(game.gap(simulation.output.buffer.numpy()))
+    config = configuration(method, game, "unused", rounds=200, batch_size=0, noise=0)
+    _, *gaps = (game.gap(simulation.output.buffer.numpy()) for simulation in simulated(config))
     assert (np.array(gaps) * eta * np.arange(1, 201) < farthest).all()
     assert 0 < gaps[-1] < gaps[0] / 4

@@ -17,7 +17,6 @@ from mpifed import Algorithm, Blocks, Composition, Operator, Phase, Record
 from mpifed.algorithms import LESGD, LSGD, MFCGD, AdaMFCGD, LocalDualExtrapolation
 from mpifed.core.noise import Gaussian
 from mpifed.core.records import within_round
-from mpifed.parallel.comm import SerialComm
 
 #: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
@@ -53,7 +52,7 @@ class Repeated(Algorithm):
 def test_a_repeated_phase(tmp_path, T, weights, cohort, group):
     game = Game(clients=CLIENTS)
     config = configuration(Repeated(T), game, tmp_path, cohort=cohort, weights=weights, group=group)
-    path, _ = trace(config, SerialComm())
+    path, _ = trace(config)
     grad = gradient_at(game, 1, 2, Gaussian(scale=0.3))
     (x, y), expected = start_of(game, 1), []
     weight = sizes(game) if weights == "samples" else np.ones(CLIENTS)
@@ -159,7 +158,7 @@ STORM = dict(q=3, gamma=0.05, alpha=0.4, beta=0.3, varrho=0.6)
 def test_an_analytic_composition(tmp_path, method, cohort, group):
     settings = dict(cohort=cohort, group=group)
     analytic, automatic = (
-        trace(configuration(method, problem(clients=CLIENTS), tmp_path, **settings), SerialComm())[0]
+        trace(configuration(method, problem(clients=CLIENTS), tmp_path, **settings))[0]
         for problem in (Analytic, Chain)
     )
     np.testing.assert_allclose(analytic, automatic, rtol=ROUNDING, atol=ROUNDING)
@@ -205,7 +204,7 @@ class Turned(Operator):
 def test_an_analytic_operator(tmp_path, method, group):
     """Without noise, whose sign in y would differ."""
     analytic, automatic = (
-        trace(configuration(method(K=3, eta=0.05), problem, tmp_path, noise=0, group=group), SerialComm())
+        trace(configuration(method(K=3, eta=0.05), problem, tmp_path, noise=0, group=group))
         for problem in (Turned(clients=CLIENTS), Game(clients=CLIENTS))
     )
     for one, other in zip(analytic, automatic):  # points and output points

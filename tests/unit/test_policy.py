@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import oracle_of
+from games import configuration, started
+from oracles import oracle_of, prepared
 
-from mpifed import Simulation
 from mpifed.algorithms import LSGD, LocalSGDA
 from mpifed.core.streams import Stream, generator
 from mpifed.problems import MSPBE
@@ -83,8 +83,7 @@ def test_a_trajectory_is_a_chain_of_unit_features():
     phi, _, after = transitions(PROBLEMS[0], 0)
     np.testing.assert_array_equal(phi[1:], after[:-1])
     np.testing.assert_allclose(np.linalg.norm(phi, axis=1), 1, rtol=1e-14)
-    long = MSPBE(clients=1, d=2, states=3, samples=20_000, heterogeneity=0.0)
-    long.prepare(0)
+    long = prepared(MSPBE(clients=1, d=2, states=3, samples=20_000, heterogeneity=0.0))
     # Every state is visited, and the frequencies of the transitions satisfy the balance of flows.
     phi, _, after = transitions(long, 0)
     states, now = np.unique(phi, axis=0, return_inverse=True)
@@ -115,8 +114,7 @@ def test_markov_samples_are_consecutive_and_unbiased():
 def test_singular_means_are_refused():
     with pytest.raises(ValueError, match="the mean of the C_n is singular .* d = 9 features: expected fewer"):
         MSPBE(clients=1, d=9, states=20, samples=5).prepare(0)
-    flat = MSPBE(clients=2, d=2, states=6, rho=0.0)
-    flat.prepare(0)
+    flat = prepared(MSPBE(clients=2, d=2, states=6, rho=0.0))
     phi, rewards, _ = flat._columns
     flat._columns = phi, rewards, phi / flat.gamma
     with pytest.raises(ValueError, match="the mean of the A_n is singular: expected rho > 0"):
@@ -129,9 +127,7 @@ def test_methods_for_games_have_the_full_batch(sampling):
     points = []
     for method in (LSGD(K=1, eta=0.1), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)):
         problem = MSPBE(clients=3, d=3, states=8, samples=12, sampling=sampling)
-        simulation = Simulation(problem, method, oracle={"batch_size": 0}, run={"dtype": "float64"})
-        simulation.start()
-        simulation.step()
-        points.append(simulation.point())
+        config = configuration(method, problem, "unused", batch_size=0, noise=0)
+        points.append(started(config, 1).point())
     torch.testing.assert_close(*points, rtol=0, atol=1e-14)  # rounding
     assert points[0].norm() > 0.01

@@ -10,7 +10,7 @@ from games import configuration, trace
 
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import ALGORITHMS, CDMAADA, CDMANC, CDMAONE
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.comm import CollectiveError
 
 #: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
@@ -30,7 +30,7 @@ def test_x_without_y_is_x_with_an_independent_y(tmp_path, name, group):
     """The noise of x is the same, because it precedes the noise of y."""
     settings = dict(rounds=4, group=group)
     alone, beside = (
-        trace(configuration(method(name), problem(clients=4), tmp_path, **settings), SerialComm())[0]
+        trace(configuration(method(name), problem(clients=4), tmp_path, **settings))[0]
         for problem in (Half, Beside)
     )
     assert alone.shape == (4, 3) and np.abs(np.diff(alone, axis=0)).max() > 1e-4
@@ -60,7 +60,7 @@ class Generated(Minimax):
 def test_full_gradients_of_generated_samples_need_a_large_batch(tmp_path, cls):
     error = f"Generated: {cls.__name__} needs gradients on all data of a client, .* set algorithm.large_batch"
     with pytest.raises(CollectiveError, match=error):
-        trace(configuration(cls(**CDMA), Generated(), tmp_path), SerialComm())
+        trace(configuration(cls(**CDMA), Generated(), tmp_path))
     for algorithm in (cls(**CDMA, large_batch=7), CDMANC(**CDMA)):
-        path, _ = trace(configuration(algorithm, Generated(), tmp_path, noise=0), SerialComm())
+        path, _ = trace(configuration(algorithm, Generated(), tmp_path, noise=0))
         assert path.shape == (3, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import oracle_of
+from oracles import oracle_of, prepared
 from printed import value
 
 from mpifed.cli.catalogue import example
@@ -109,8 +109,7 @@ def test_quadratic_solution_is_stationary_and_minimises_phi(problem):
 
 
 def test_curvatures_of_phi_are_those_of_the_docstring():
-    problem = QuadraticNCPL(dx=5, dy=4, rank=3, clients=1, kappa=27.0, ell=2.0)
-    problem.prepare(0)
+    problem = prepared(QuadraticNCPL(dx=5, dy=4, rank=3, clients=1, kappa=27.0, ell=2.0))
     base = problem.grad_phi(np.zeros(5))
     hessian = np.stack([problem.grad_phi(e) - base for e in np.eye(5)])
     # σ/ℓ is 1/27, 1/9, 1/3 in the pairs, the two other directions have μ and ℓ.

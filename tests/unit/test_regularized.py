@@ -11,7 +11,6 @@ from games import Game, configuration, started, trace
 from mpifed import Blocks, Config, Minimisation, run
 from mpifed.algorithms import FESSGDA, FGDA, LESGD, LSGD, LocalSGDA
 from mpifed.base.errors import ConfigError, ContractError
-from mpifed.parallel.comm import SerialComm
 from mpifed.problems import FiniteMax, Saddle
 
 A, B = 0.7, 0.3
@@ -47,9 +46,9 @@ def test_the_terms_equal_those_of_a_loss(method, group, tmp_path):
     plain, written = (
         configuration(method, one, tmp_path, rounds=4, group=group) for one in (Game(), Terms())
     )
-    added, expected = (trace(one, SerialComm())[0] for one in (regularized(plain, x=A, y=B), written))
+    added, expected = (trace(one)[0] for one in (regularized(plain, x=A, y=B), written))
     np.testing.assert_allclose(added, expected, rtol=1e-12, atol=1e-12)  # sums in another order
-    assert np.abs(trace(plain, SerialComm())[0] - added).max() > 1e-3
+    assert np.abs(trace(plain)[0] - added).max() > 1e-3
 
 
 def simulation(problem, rounds, method=None, **settings):

@@ -39,15 +39,8 @@ clients = 3
 progress = false
 eval_every = 2
 checkpoint_every = 2
-out = "OUT"
+out = "FOLDER/run"
 """
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("OUT", str(tmp_path / "run")))
-    return path
 
 
 def test_names_with_tex_commands_are_drawn_unchanged(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles import prepared
 
 from mpifed.core.sets import L1, Ball, Box, Indicator, L1Box, Nuclear, Simplex, Zero
 from mpifed.problems import AffineGame, Bilinear, L1BoxBilinear
@@ -72,8 +73,7 @@ def test_without_phi_it_is_the_trust_region_problem(kind, radius):
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 2.0])
 def test_gap_agrees_with_the_closed_form_if_the_ball_contains_the_box(lam):
-    game = L1BoxBilinear(dx=7, dy=4, clients=3, bound=0.3, lam=lam, heterogeneity=0.2)
-    game.prepare(1)
+    game = prepared(L1BoxBilinear(dx=7, dy=4, clients=3, bound=0.3, lam=lam, heterogeneity=0.2), 1)
     for z in np.random.default_rng(3).uniform(-0.3, 0.3, (5, 11)):
         low, high = restricted_gap(game._J, game._c, game.phi, z, z, 5.0)
         assert low - 1e-12 <= game.err_c(z) <= high + 1e-12 and high - low < 1e-6 < low
@@ -91,8 +91,7 @@ GAMES = {
 
 @pytest.mark.parametrize("name", GAMES)
 def test_gap_is_zero_at_the_solution_of_a_composite_game(name):
-    game = GAMES[name]
-    game.prepare(1)
+    game = prepared(GAMES[name], 1)
     star = game.solution()
     figures = game.metrics({"z": star}, None)
     # Numbers of about 10 in double precision, and bounds within their tolerance.
@@ -112,7 +111,6 @@ def test_gap_is_infinite_outside_the_set_of_phi():
     assert np.isfinite(restricted_gap(J, c, phi, np.array([1 + OUTSIDE / 2, 0.0]), zero, 1.0)).all()
     with pytest.raises(ValueError, match="infinite on the ball of radius 1 around the start"):
         restricted_gap(J, c, phi, zero, np.array([3.0, 0.0]), 1.0)
-    game = Bilinear(dx=2, dy=1, clients=2, phi=phi)
-    game.prepare(1)
+    game = prepared(Bilinear(dx=2, dy=1, clients=2, phi=phi), 1)
     figures = game.metrics({"z": torch.tensor([3.0, 0.0, 0.0]).double()}, None)
     assert figures["err_D"] == np.inf and figures["err_D_slack"] == 0

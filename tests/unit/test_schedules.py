@@ -6,14 +6,12 @@ import math
 import pytest
 import torch
 from everything import METHODS, PROBLEMS, fits, problem
+from games import completed, configuration, started
 
-import mpifed
 from mpifed import ConfigError, ContractError
 from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg, LocalMOML
 from mpifed.base.settings import as_table, build
-from mpifed.core.noise import Gaussian
 from mpifed.core.schedules import Constant, Cosine, Power, Steps, largest
-from mpifed.parallel.comm import SerialComm
 
 VALUES = {
     "constant": (Constant(0.3), [0.3, 0.3]),
@@ -77,12 +75,7 @@ def path(name, settings) -> torch.Tensor:
     """The point after three rounds, on the first problem that the method solves."""
     where = next(other for other in PROBLEMS if fits(name, other))
     method = build(ALGORITHMS[name], METHODS[name][0] | settings, name)
-    options = dict(oracle={"batch_size": 2, "noise": Gaussian(scale=0.1)}, run={"dtype": "float64"})
-    simulation = mpifed.Simulation(problem(where), method, comm=SerialComm(), **options)
-    simulation.start()
-    for _ in range(3):
-        simulation.step()
-    return simulation.point()
+    return completed(configuration(method, problem(where), "unused", noise=0.1)).point()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -107,7 +100,6 @@ class Undeclared(FedAvg):
 
 def test_the_number_of_local_steps_must_be_declared():
     """Otherwise t would grow by 1 per round instead of K."""
-    simulation = mpifed.Simulation(problem("Classification"), Undeclared(K=2, eta=0.1), comm=SerialComm())
-    simulation.start()
+    simulation = started(configuration(Undeclared(K=2, eta=0.1), problem("Classification"), "unused"))
     with pytest.raises(ContractError, match=r"now\.step\(2\), but the number of local steps per round is 1"):
         simulation.step()

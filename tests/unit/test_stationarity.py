@@ -11,7 +11,7 @@ from games import Game, configuration, started
 from scipy.optimize import minimize_scalar
 
 import mpifed.simulation.full_data as full_data
-from mpifed import Blocks, Config, Minimisation, run
+from mpifed import Blocks, Minimisation, run
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD
 from mpifed.base.errors import ConfigError
 from mpifed.core.numerics import Budget
@@ -20,7 +20,7 @@ from mpifed.diagnostics.assumptions import Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle
 from mpifed.simulation.full_data import TAIL, FullData
-from mpifed.simulation.stationarity import Functions, StationarityOptions
+from mpifed.simulation.stationarity import Functions
 
 COMM = SerialComm()
 STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
@@ -29,10 +29,9 @@ EXACT = Budget(1e-11, 5000)
 
 
 def simulated(problem_, of=None, algorithm=STEPS, rounds=1, batch_size=0, weights="uniform", **measures):
-    config = configuration(algorithm, problem_, "unused", batch_size=batch_size, noise=0, weights=weights)
-    if of is not None:
-        config = Config(**dict(config) | {"measures": {"of": of, "accuracy": 1e-10, **measures}})
-    return started(config, rounds)
+    sections = {"measures": {"of": of, "accuracy": 1e-10, **measures}} if of is not None else {}
+    settings = dict(batch_size=batch_size, noise=0, weights=weights, sections=sections)
+    return started(configuration(algorithm, problem_, "unused", **settings), rounds)
 
 
 def blocks_of(simulation) -> list[torch.Tensor]:
@@ -259,10 +258,9 @@ def test_values_without_a_loss():
 def test_measures_do_not_change_the_run(tmp_path):
     """The points are the same, and every measure has a column."""
     plain = configuration(STEPS, Game(), tmp_path / "plain", eval_every=1)
-    results = [run(plain, COMM)]
-    measures = StationarityOptions(of=("stationarity", "phi"))
-    run_ = plain.run.model_copy(update={"out": str(tmp_path / "measured")})
-    results.append(run(plain.model_copy(update={"measures": measures, "run": run_}), COMM))
+    sections = {"measures": {"of": ["stationarity", "phi"]}}
+    measured = configuration(STEPS, Game(), tmp_path / "measured", eval_every=1, sections=sections)
+    results = [run(plain, COMM), run(measured, COMM)]
     assert "measures" not in plain.table()
     for block in "xy":
         np.testing.assert_array_equal(*(np.asarray(result.point[block]) for result in results))

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles import prepared
 
 from mpifed import Config, run
 from mpifed.base.errors import ConfigError
@@ -36,8 +37,7 @@ def changed(table, *changes):
 
 def test_constants_come_from_job_and_problem():
     config = Config.from_table(GAME)
-    problem = PROBLEMS["AffineGame"](clients=4, d=4, radius=3.0)
-    problem.prepare(0)
+    problem = prepared(PROBLEMS["AffineGame"](clients=4, d=4, radius=3.0))
     said = prescribe("wang-kale-2", L=problem.L, sigma=0.1 * 2, K=5, R=20, M=4, D=3.0)
     assert config.algorithm.eta(1) == pytest.approx(said.steps["eta"], rel=1e-14)
     assert (config.theory.pop("of"), config.theory.pop("times")) == ("wang-kale-2", {"eta": 1})
@@ -79,8 +79,7 @@ def test_schedules_and_several_settings():
         "theory": given,
     }
     config = Config.from_table(table)
-    problem = PROBLEMS["QuadraticNCPL"](clients=6)
-    problem.prepare(0)
+    problem = prepared(PROBLEMS["QuadraticNCPL"](clients=6))
     constants = {key: value for key, value in given.items() if key != "of"}
     said = prescribe("huang-2024-2", L=problem.ell_clients, mu=0.1, sigma=0, K=6, q=4, T=120, **constants)
     assert (config.algorithm.gamma(1), config.algorithm.lam(1)) == (said.steps["gamma"], said.steps["lam"])
@@ -186,23 +185,20 @@ def jacobian(problem, client):
 @pytest.mark.parametrize("name", ["AffineGame", "Bilinear", "L1BoxBilinear", "Saddle", "QuadraticNCPL"])
 def test_lipschitz_constants_of_problems(name):
     settings = {"t_max": 3.0, "tau": 0.7} if name == "Saddle" else {"heterogeneity": 0.5}
-    problem = PROBLEMS[name](clients=3, **settings)
-    problem.prepare(1)
+    problem = prepared(PROBLEMS[name](clients=3, **settings), 1)
     largest = max(np.linalg.norm(jacobian(problem, client), 2) for client in range(3))
     # Central differences of a quadratic are exact but for the rounding of numbers of 10 over 1e-4.
     assert problem.constants()["L"] == pytest.approx(largest, rel=1e-8)
 
 
 def test_lipschitz_constant_of_the_two_sided_problem():
-    problem = PROBLEMS["TwoSidedPL"](clients=3, scaling=0.5, scale=0.0)
-    problem.prepare(1)
+    problem = prepared(PROBLEMS["TwoSidedPL"](clients=3, scaling=0.5, scale=0.0), 1)
     largest = max(np.linalg.norm(jacobian(problem, client), 2) for client in range(3))  # attained at 0
     assert problem.constants()["L"] == pytest.approx(largest, rel=1e-6)
 
 
 def test_the_bounds_of_the_composite_game_hold_on_its_box():
-    problem = PROBLEMS["L1BoxBilinear"](dx=3, dy=2, clients=2)
-    problem.prepare(1)
+    problem = prepared(PROBLEMS["L1BoxBilinear"](dx=3, dy=2, clients=2), 1)
     known = problem.constants()
     points = problem.bound * np.random.default_rng(0).choice([-1.0, 1.0], (500, 5))
     assert max(np.linalg.norm(problem.mean_operator(z)) for z in points) <= known["G"]

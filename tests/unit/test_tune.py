@@ -34,7 +34,7 @@ batch_size = 0
 noise = { name = "gaussian", scale = 0.1 }
 [run]
 dtype = "float64"
-out = "OUT"
+out = "FOLDER/out"
 [tune]
 runs = 3
 seeds = 2
@@ -55,19 +55,12 @@ eta_y = 0.05
 """
 
 
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("OUT", str(tmp_path / "out")))
-    return path
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder and the results of an uninterrupted search."""
     folder = tmp_path_factory.mktemp("whole")
     path = folder / "job.toml"
-    path.write_text(JOB.replace("OUT", str(folder / "out")))
+    path.write_text(JOB.replace("FOLDER", str(folder)))
     found = tuner.tune(tuning(path), SerialComm())
     return folder, found
 
@@ -258,13 +251,10 @@ def test_a_metric_to_maximise_is_of_test_data_unless_the_problem_says_otherwise(
     assert found == ["accuracy"]
 
 
-def test_settings_are_selected_by_the_validation_metric(tmp_path):
+def test_settings_are_selected_by_the_validation_metric(job, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
-    job = tmp_path / "job.toml"
-    job.write_text(
-        JOB.replace("OUT", str(tmp_path / "out")).replace("Saddle", f"{tmp_path}/planted.py:Planted")
-        .replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', "")
-    )  # fmt: skip
+    text = job.read_text().replace("Saddle", f"{tmp_path}/planted.py:Planted")
+    job.write_text(text.replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', ""))
     found = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
     assert [one.metric for one in found] == ["validation_loss"] * 2
     ended = {}

@@ -20,7 +20,7 @@ rounds = 9
 name = "Saddle"
 clients = 3
 [run]
-out = "OUT"
+out = "FOLDER/out"
 [tune]
 runs = 6
 seeds = 2
@@ -125,13 +125,6 @@ def test_proposals_depend_on_the_points_and_the_seed_alone():
         return sum(abs(math.log10(point[0] / 0.1)) for point in some) / len(some)
 
     assert far(new) < far(points)
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("OUT", str(tmp_path / "out")))
-    return path
 
 
 @pytest.mark.parametrize("change, says", [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import completed, configuration, simulated, started
 
 from mpifed import Algorithm, Blocks, Config, Record
 from mpifed.algorithms import (
@@ -25,10 +25,8 @@ from mpifed.algorithms import (
     LocalSGDA,
 )
 from mpifed.config.job import ConfigError
-from mpifed.core.participation import Participation, systematic_sample
+from mpifed.core.participation import systematic_sample
 from mpifed.core.problem import Minimisation
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 CLIENTS = 4
 STEEP = torch.tensor([1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
@@ -60,10 +58,9 @@ def solution(weights: str) -> torch.Tensor:
     return (shares[:, None] * CENTRES).sum(0) / shares.sum()
 
 
-def simulation(method, out, rounds=1, **participation) -> Simulation:
-    config = configuration(method, Quadratic(), out, noise=0, batch_size=0, rounds=rounds)
-    config = config.model_copy(update={"participation": Participation(**participation), "record": ("x",)})
-    return Simulation.from_settings(config, SerialComm())
+def job(method, rounds=1, **participation) -> Config:
+    settings = dict(noise=0, batch_size=0, rounds=rounds, sections={"participation": participation})
+    return configuration(method, Quadratic(), "unused", **settings)
 
 
 #: Chances of taking part that differ.
@@ -85,15 +82,13 @@ STORED = {
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("law", UNEQUAL)
 @pytest.mark.parametrize("name", STORED)
-def test_stored_variates_converge_to_the_solution(tmp_path, name, law, weights):
+def test_stored_variates_converge_to_the_solution(name, law, weights):
     """The server's variate stays the mean of the clients', so that the solution is the fixed point: what is
     left after 200 rounds is rounding."""
-    run = simulation(STORED[name], tmp_path, **UNEQUAL[law], weights=weights)
-    run.start()
     shares = (ROWS if weights == "samples" else torch.ones(CLIENTS, dtype=torch.float64))[:, None]
-    for r in range(200):
-        run.step()
-        if r < 20:
+    config = job(STORED[name], 200, **UNEQUAL[law], weights=weights)
+    for r, run in enumerate(simulated(config)):
+        if r <= 20:
             mean = (shares * run.clients.cx).sum(0) / shares.sum()
             torch.testing.assert_close(run.shared.cx, mean, rtol=1e-12, atol=1e-12)  # 20 sums of four
     assert (run.shared.x - solution(weights)).norm() < 1e-10
@@ -124,20 +119,19 @@ LINEAR = {
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_expected_step_of_weighted_cohorts_equals_full_participation(tmp_path, monkeypatch, name, weights):
+def test_expected_step_of_weighted_cohorts_equals_full_participation(monkeypatch, name, weights):
     """The mean over all cohorts of the first round; ``tests/identities`` has cohorts of Bernoulli's."""
     law = UNEQUAL["weighted"]
 
     def after_a_round(members=None, **settings):
-        run = simulation(LINEAR[name], tmp_path, **settings, weights=weights)
+        run = started(job(LINEAR[name], **settings, weights=weights))
         drawn = run.rounds.coordinator.participants
         if members is not None:
             monkeypatch.setattr(drawn, "selected", lambda r, number: np.array(members, dtype=int))
-        run.start()
         run.step()
         return run.shared.x.clone()
 
-    chances = simulation(LINEAR[name], tmp_path, **law).rounds.coordinator.participants.probabilities
+    chances = started(job(LINEAR[name], **law)).rounds.coordinator.participants.probabilities
     cohorts = chances_of_cohorts(np.array(chances))
     assert sum(cohorts.values()) == pytest.approx(1, rel=1e-12)
     expected = sum(chance * after_a_round(one, **law) for one, chance in cohorts.items())
@@ -204,16 +198,12 @@ def test_stored_fields_without_declared_changes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_memories_of_all_clients(tmp_path, weights):
+def test_memories_of_all_clients(weights):
     """Unbiased averages do not change MIFA's mean of all memories; FedVARP also averages over the cohort."""
     law, points = {**UNEQUAL["weighted"], "weights": weights}, []
     for unbiased in (True, False):
         law["availability"] = {**law["availability"], "unbiased": unbiased}
-        run = simulation(MIFA(K=2, eta=0.05), tmp_path, **law)
-        run.start()
-        for _ in range(5):
-            run.step()
-        points.append(run.point())
+        points.append(completed(job(MIFA(K=2, eta=0.05), 5, **law)).point())
     torch.testing.assert_close(*points, rtol=1e-13, atol=0)  # rounding of the factors
     with pytest.raises(ConfigError, match="clients of FedVARP store memory"):
         Config(algorithm=FedVARP(K=2, eta=0.05), problem=Quadratic(), participation=UNEQUAL["weighted"])

@@ -12,13 +12,6 @@ clock = { bandwidth_down = "100Mbit/s", bandwidth_up = "10MB/s", gradients_per_s
 """  # noqa: E501
 
 
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    return path
-
-
 @pytest.mark.parametrize("kind, texts", [
     (TIME, {"2h": 7200, "90 s": 90, "1.5 hours": 5400, "5m": 300, "5 min": 300, "1d": 86400, "-2s": -2}),
     (TIME, {"1ns": 1e-9, "1us": 1e-6, " 1 µs ": 1e-6, "20ms": 0.02, ".5e3 seconds": 500}),

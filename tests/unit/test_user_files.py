@@ -29,14 +29,8 @@ eval_every = 1
 checkpoint_every = 1
 keep = 1
 progress = false
+out = "FOLDER/run"
 """
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + f'out = "{tmp_path / "run"}"\n')
-    return path
 
 
 @pytest.fixture
@@ -157,7 +151,7 @@ def test_folder_without_a_name(job, out, path, tmp_path, monkeypatch):
     """An unset shell variable gives "", which would be the working folder."""
     monkeypatch.chdir(out)
     sweep = tmp_path / "sweep.toml"
-    sweep.write_text(JOB + f'out = "{path}"\n' + "[sweep]\nseed = [0, 1]\n")
+    sweep.write_text(JOB.replace("FOLDER/run", path) + "[sweep]\nseed = [0, 1]\n")
     for attempt in (
         lambda: run(job, overrides=[f'run.out="{path}"']),
         lambda: resume(path),

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from oracles import prepared
 from runfiles import edited
 
 import mpifed
@@ -163,8 +164,7 @@ def test_metrics_that_need_labelled_data_or_clients_are_rejected(tmp_path):
 
 
 def test_the_point_has_the_problems_blocks_under_operator_methods():
-    problem = Saddle(clients=2, d=2)
-    problem.prepare(0)
+    problem = prepared(Saddle(clients=2, d=2))
     game = as_family(problem, "operator")
     sizes = game.variables()
     found = named_point(game, [sizes.unflatten("z", torch.arange(4.0))])
@@ -212,15 +212,13 @@ def test_metrics_of_clients_and_confusion_matrix(tmp_path):
 
 def test_only_finite_scores_of_classes_have_a_confusion_matrix():
     """It is computed on clean images if perturbed images are scored, too."""
-    robust = RobustRegression(dataset="digits", clients=2)
-    robust.prepare(0)
+    robust = prepared(RobustRegression(dataset="digits", clients=2))
     labels = torch.from_numpy(robust.test_labels())
     scores = torch.nn.functional.one_hot(labels, 10).double()
     details = evaluation_details(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1))
     assert details.confusion.tolist() == np.diag(np.bincount(labels)).tolist()
     assert evaluation_details(robust, torch.full((359, 20), torch.nan)).confusion is None
-    auc = DeepAUC(dataset="digits", model="linear", clients=2)
-    auc.prepare(0)
+    auc = prepared(DeepAUC(dataset="digits", model="linear", clients=2))
     assert evaluation_details(auc, torch.zeros(359)).confusion is None
 
 
