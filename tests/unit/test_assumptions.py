@@ -221,6 +221,8 @@ def test_the_command(invoke, tmp_path):
     }  # fmt: skip
     for word in ("FSGDA on Saddle: all clients", "L ≥", "μ ≤", "σ_x", "δ_y", "tail index", "after round 2"):
         assert word in result.output
+    rows = [line.split()[0] for line in result.output.splitlines() if line.split()]
+    assert {"0", "2", "19"} <= {*rows} and "20" not in rows  # rounds, and clients
     assert "5 more clients" in result.output and "the largest 3 of 12 noise norms" in result.output
     with open(folder / "assumptions.csv", newline="") as file:
         table = list(csv.DictReader(file))
@@ -256,6 +258,7 @@ def test_other_files_are_not_replaced(invoke, tmp_path):
     (["--top", "12"], "expected --top below --samples = 12, got 12"),
     (["problem.d=0"], "problem.d"),
     (["--samples", "3"], "3"),
+    (["--points", "0"], "0"),
     (["run.out=job.toml/x"], "cannot write to run.out"),
 ])  # fmt: skip
 def test_bad_input(invoke, options, message):

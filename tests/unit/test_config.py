@@ -84,6 +84,7 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ("rounds = true", "rounds: Input should be a valid integer, got True"),
         ('rounds = "3"', "rounds: Input should be a valid integer, got '3': write 3"),
         ("rounds = 3.0", "rounds: Input should be a valid integer, got 3.0: write 3"),
+        ("rounds = '3.5'", "rounds: Input should be a valid integer, got '3.5'"),
         ("seed = 0x" + "f" * 5000, "got an integer of 20,000 bits"),
         ('run.overwrite = "yes"', "run.overwrite: Input should be a valid boolean, got 'yes'"),
         ("run.progress = 0", "run.progress: Input should be a valid boolean, got 0"),

@@ -197,6 +197,12 @@ def test_plot_draws_means_and_bands(table):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["A", "B", "C"]
 
 
+def test_plot_of_a_single_evaluation(tmp_path):
+    write(tmp_path / "a", rounds=0, error=[3])
+    ax = mpifed.plot(tmp_path, ax=Figure().subplots())
+    assert ax.get_lines()[0].get_ydata().tolist() == [3] and ax.get_ylabel() == "error"
+
+
 def test_plot_keeps_styles_in_a_selection_of_rows(table):
     whole = mpifed.plot(table, "error", ax=Figure().subplots()).get_lines()
     part = mpifed.plot(table[table["method"] != "A"], "error", ax=Figure().subplots()).get_lines()

@@ -48,6 +48,8 @@ def write(folder: Path, files: dict[str, bytes], archive: bool = False) -> Path:
         return root
     path = root.with_suffix(".zip")
     with zipfile.ZipFile(path, "w") as target:
+        target.writestr("train/cat/other.png", b"beside photos/")
+        target.writestr("photos/train/empty/", b"")
         for name, content in files.items():
             target.writestr(f"photos/{name}", content)
     shutil.rmtree(root)

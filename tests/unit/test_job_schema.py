@@ -51,6 +51,7 @@ def test_every_job_file_and_example_is_valid(validator):
     "algorithm = { name = 'FGDA', gama = 0.1 }",
     "algorithm = { name = 'FGAD' }",
     "algorithm = { name = 'FGDA', gamma = -0.1 }",
+    "problem = { name = 'MSPBE', gamma = 1 }",
     "problem = { name = 'DeepAUC', partition = { name = 'dirichlet', alfa = 1 } }",
     "oracle.noise = 'gauss'",
 ])  # fmt: skip

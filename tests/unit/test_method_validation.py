@@ -172,11 +172,11 @@ def test_declarations(changes, words, screen):
     assert words in line and all(line.startswith("  ") for line in lines), (line, lines)
 
 
-def test_one_line_per_error():
+@pytest.mark.parametrize("changes", [dict(shared=3, client=4, steps="q"), dict(start=5, phases=())], ids=str)
+def test_one_line_per_error(changes):
     with pytest.raises(ConfigError) as error:
-        configuration(bad(shared=3, client=4, steps="q"))
-    lines = str(error.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["Bad.shared", "Bad.client", "Bad.steps"]
+        configuration(bad(**changes))
+    assert [line.split()[0] for line in str(error.value).splitlines()] == [f"Bad.{name}" for name in changes]
 
 
 @pytest.mark.parametrize("name", ["buffer", "layout", "rows", "joined", "pop_accesses", "_x"])

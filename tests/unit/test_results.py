@@ -168,6 +168,17 @@ def test_unexpected_content_is_described(planted, change, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
+@pytest.mark.parametrize("change, words", [
+    (replaced(final=None), "a group 'final', found costs, metrics"),
+    (replaced(iterates__x=3.0), "columns in the group 'iterates'"),
+])  # fmt: skip
+def test_unexpected_output_is_described(planted, change, words):
+    with edited(planted / "run.h5") as file:
+        change(file)
+    with pytest.raises(ValueError, match=words):
+        read(planted)
+
+
 def test_missing_and_foreign_files(tmp_path):
     missing = r"nowhere is not a readable .* expected a run file, found no such file"
     with pytest.raises(ValueError, match=missing):

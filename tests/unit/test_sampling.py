@@ -101,6 +101,19 @@ def test_generated_samples_depend_only_on_their_addresses(limits):
             np.testing.assert_array_equal(sampler.normal(k, rows, 6).numpy(), normal)
 
 
+def test_generated_samples_are_finite():
+    class Broken(Own):
+        def draw(self, stream, size):
+            (values,) = super().draw(stream, size)
+            values[2, 0, 1, 0] = np.inf
+            return (values,)
+
+    with pytest.raises(
+        ContractError, match=r"draw\(\) has inf in array 0 for client 2, at \[1, 0\]: expected"
+    ):
+        sampler_of(Broken())
+
+
 @pytest.mark.parametrize("few", [1, 100, sampling.MIN_DRAWN])
 def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
     """For any cohort, and after a return to an earlier round."""

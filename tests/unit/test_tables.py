@@ -104,7 +104,8 @@ def test_equal_names_of_settings_in_several_methods_share_no_column(tmp_path):
         {"settings": words, "problem.clients": clients}
         for words, clients in (("q=4", 0), ("q=8", 0), ("q=4", 1), ("q=8", 1), ("eta=0.1", 0), ("eta=0.2", 1))
     ]
-    assert tables.run_rows(found, Rule())[0]["settings"] == "q=4"
+    first, *_ = tables.run_rows(found, Rule())
+    assert first["settings"] == "q=4" and first["problem.clients"] == 0
     (each, *_) = setting_cells(found, Rule(each=("q",))).values()
     assert each == {"settings": "", "algorithm.q": 4, "problem.clients": 0}, "q belongs to the task"
     alone = [one for one in found if one.name == "FGDA"]

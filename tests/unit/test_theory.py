@@ -422,6 +422,7 @@ def test_the_bounds_of_linear_rates():
     """One round with p = 1 is a step of gradient descent; R rounds multiply the bound."""
     once = prescribe("zhang-proxskip", ell=4.0, mu_z=1.0, R=1, D_0=3.0, V_star=0.0, p=1.0)
     assert once.bound == pytest.approx((1 - 0.25) ** 0.5 * 3)
+    assert prescribe("zhang-proxskip", ell=4.0, mu_z=4.0, R=1, D_0=3.0, V_star=0.0, p=1.0).bound == 0
     said = CONSTANTS["zhang-proxskip"]
     steps = {"gamma": 1 / said["ell"], "p": (said["mu_z"] / said["ell"]) ** 0.5}
     assert prescribe("zhang-proxskip", **said).steps == pytest.approx(steps)

@@ -97,6 +97,9 @@ def test_metrics_are_stored_with_their_source(file):
     stored = mpifed.run(job, SerialComm()).config
     assert stored["metrics"] == [f"{file}:norm"] and stored["plugins"]["metrics.0"]["name"] == f"{file}:norm"
     assert len(mpifed.resume("run", ["rounds=4"], SerialComm()).history["norm"]) == 3
+    file.write_text(file.read_text() + "# edited\n")
+    with pytest.raises(ConfigError, match=f"the source of metrics.0 {file}:norm has changed"):
+        mpifed.resume("run", ["rounds=6"], SerialComm())
 
 
 def test_metrics_as_python_functions():
