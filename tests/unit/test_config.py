@@ -66,6 +66,7 @@ def test_each_error_has_a_line():
     assert len(lines) == 4 and sum("has no setting" in line for line in lines) == 2
     assert "algorithm is missing: it has no default" in refusal(lambda: Config(problem=Saddle()))
     assert "\n" not in refusal(lambda: Config(algorithm=METHOD, problem=Saddle(), measures={"of": ["phii"]}))
+    assert refusal(lambda: Config.from_table(TABLE | {"rounds": "3.5"})).endswith("integer, got '3.5'")
     many = refusal(lambda: Config.from_table(TABLE | {f"key{k}": k for k in range(1000)})).splitlines()
     assert len(many) == 21 and many[-1] == "... and 980 more"
 
@@ -84,7 +85,6 @@ def test_fixed_settings_of_a_preset_are_not_suggested():
         ("rounds = true", "rounds: Input should be a valid integer, got True"),
         ('rounds = "3"', "rounds: Input should be a valid integer, got '3': write 3"),
         ("rounds = 3.0", "rounds: Input should be a valid integer, got 3.0: write 3"),
-        ("rounds = '3.5'", "rounds: Input should be a valid integer, got '3.5'"),
         ("seed = 0x" + "f" * 5000, "got an integer of 20,000 bits"),
         ('run.overwrite = "yes"', "run.overwrite: Input should be a valid boolean, got 'yes'"),
         ("run.progress = 0", "run.progress: Input should be a valid boolean, got 0"),
