@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from mpifed.config.space import space_of
 from mpifed.config.tables import loads
 from mpifed.problems import PROBLEMS
 
-PAGE = Path(__file__).parents[2] / "docs/settings.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, METHODS_PAGE = DOCS / "settings.md", DOCS / "methods.md"
 
 
 def info(*words) -> str:
@@ -27,6 +29,16 @@ def info(*words) -> str:
 def test_the_settings_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == settings_page(), "mpifed info settings > docs/settings.md"
     assert info("settings").strip() == settings_page().strip()
+
+
+def test_the_methods_page_says_who_participates():
+    """The column *clients* of docs/methods.md."""
+    lines = METHODS_PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [cells for line in lines if len(cells := re.split(r"(?<!\\)\|", line)) == 10]
+    clients = {name: row[5].strip() for row in rows for name in re.findall(r"`(\w+)`", row[2])}
+    assert {name: clients[name] != "all" for name in ALGORITHMS} == {
+        name: cls.partial_participation for name, cls in ALGORITHMS.items()
+    }
 
 
 @pytest.mark.parametrize("name", SECTIONS)
