@@ -121,13 +121,16 @@ class QSGD:
         size = values.shape[-1]
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels) if contract else 0.0
         sent = values.sign() * levels * (norms / (self.levels * (1 + omega)))
-        return torch.where(norms > 0, sent, 0.0)
+        return torch.where(norms == 0, 0.0, sent)
 
 
 def _largest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a mask ``[C, d]`` of the ``count`` largest entries of each row; of equal entries, the first."""
+    """Return a mask ``[C, d]`` of the ``count`` largest entries of each row; of equal entries, the first.
+
+    NaN is in the mask, so that compression does not hide it.
+    """
     threshold = rows.topk(count, dim=-1, sorted=True).values[:, -1:]
-    above, ties = rows > threshold, rows == threshold
+    above, ties = ~(rows <= threshold), rows == threshold
     ties &= ties.cumsum(-1) <= count - above.sum(-1, keepdim=True)
     return above | ties
 
@@ -163,7 +166,7 @@ def compress(compression, values: torch.Tensor, stream: Stream, contract: bool =
         contract: whether the compression must be a contraction, as error feedback requires.
     """
     size = values.shape[-1]
-    if compression is None or not size or compression.is_lossless(size):  # y of a problem without y
+    if compression is None or size == 0 or compression.is_lossless(size):  # 0: y of a problem without y
         return values
     draws = torch.empty(0)
     if compression.random:

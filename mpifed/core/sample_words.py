@@ -137,7 +137,7 @@ class DropoutMode(TorchFunctionMode):
             F.dropout: self._dropout,
             torch.dropout: self._dropout,
             F.dropout1d: functools.partial(self._channels, 3),
-            F.dropout2d: functools.partial(self._channels, 3),
+            F.dropout2d: functools.partial(self._channels, 2),
             F.dropout3d: functools.partial(self._channels, 5),
             F.alpha_dropout: self._alpha,
             F.feature_alpha_dropout: self._feature_alpha,
@@ -196,7 +196,8 @@ class DropoutMode(TorchFunctionMode):
         if attn_mask is not None:
             masks = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
-        weights = scores.softmax(-1)
+        empty = (scores == -math.inf).all(-1, keepdim=True)  # queries without keys attend to nothing
+        weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
         return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
 
     def _multi_head(self, *args, **kwargs):

@@ -106,6 +106,13 @@ def test_zero_vectors_stay_zero(compression):
     assert torch.equal(compression(rows, draws_of((2, 5)), True), rows)
 
 
+@pytest.mark.parametrize("compression", [TopK(ratio=0.25), TopK(ratio=0.5), QSGD(levels=4)])
+def test_nan_is_not_hidden(compression):
+    """A method that compresses its message would otherwise send 0 for NaN, and the run would not end."""
+    values = torch.tensor([[1.0, math.nan, 3.0, 4.0], [math.nan] * 4], dtype=torch.float64)
+    assert compression(values, draws_of(values.shape), False).isnan().any(1).all()
+
+
 def test_float32_draws_do_not_round_up_what_is_zero():
     rows = torch.tensor([[3.0, 0.0, 4.0]])
     draws = torch.full((1, 3), 1 - 2.0**-53, dtype=torch.float64)  # 1 in float32

@@ -55,6 +55,13 @@ def test_units_and_channels_are_dropped_and_the_rest_scaled(layer, p):
     assert abs(float((channels[:, 0] == 0).double().mean()) - p) < 0.066
 
 
+def test_dropout2d_of_features_drops_units():
+    """torch treats inputs ``[b, features]`` of dropout2d as channels of size 1."""
+    with DropoutMode(words()):
+        value = F.dropout2d(torch.ones(40, 30), 0.5)
+    assert all(0 < row.count_nonzero() < 30 for row in value)
+
+
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.4), nn.FeatureAlphaDropout(0.4)])
 def test_alpha_dropout_keeps_mean_and_variance(layer):
     values = torch.from_numpy(generator(0, "values").standard_normal((400, 250)))
@@ -92,6 +99,20 @@ def test_attention_dropout(need_weights, causal):
         assert mode.used
     torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
     assert torch.equal(values[1], values[2]) and not torch.allclose(values[1], expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_attention_of_a_query_without_keys_is_0(additive):
+    """As in torch without dropout; its gradient is 0, too."""
+    allowed = torch.ones(3, 3, dtype=torch.bool)
+    allowed[1] = False
+    mask = torch.zeros(3, 3).masked_fill(~allowed, -torch.inf) if additive else allowed
+    x = torch.rand(1, 3, 4, requires_grad=True)
+    with DropoutMode(words()):
+        value = F.scaled_dot_product_attention(x, x, x, mask, 0.5)
+    assert not value[0, 1].any() and value[0, 0].any()
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert gradient.isfinite().all()
 
 
 def test_address_is_set_only_during_the_call():
