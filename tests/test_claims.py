@@ -504,6 +504,7 @@ def test_an_experiment_is_shown_with_its_claims(tmp_path):
             "the tolerance of the exponent",
         ),
         ("[[claim]]", 'page = "papers"\n[[claim]]', "no page 'papers'"),
+        ("[[claim]]", "[paper.wang_nd_slippax]\n[[claim]]", r"\[paper.wang_nd_slippax\]: expected title = "),
         ("[[claim]]", ENTRY + "[[claim]]", "two claims are called 'one'"),
         ("[[claim]]", "[experiment.jop]\n[[claim]]", r"\[experiment.jop\]: no job file jop.toml"),
     ],

@@ -20,8 +20,8 @@ Readings:
   points. Of the readings with one Allreduce per round, only this one has an error that vanishes with α and β.
   ``local``: clients execute lines 15-16 from their own estimators at every t; without noise and matrices this
   is Local-GDA. ``mean_after``: the same, and then w_{t+1} and v_{t+1} are averaged, as in Lemma 11, in an
-  additional phase at the start of the next round, where the initial estimators remain local. ``box``: the
-  box as printed; clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never change. The
+  additional phase at the start of the next round; in round 1 the initial estimators remain local. ``box``:
+  the box as printed; clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never change. The
   experiments of the paper only need the default.
 * *First estimators.* They remain local, as in line 2. ``first_estimators = "average"`` averages them before
   the first step, as in STEM.

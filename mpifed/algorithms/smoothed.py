@@ -84,7 +84,7 @@ class FESSGDA(FSGDA):
 
 @hyperparameters
 class SmoothedGDA(Algorithm):
-    """Smoothed-GDA: central gradient descent ascent on f + (p/2)‖x - z‖²; one averaged gradient per round."""
+    """Smoothed-GDA: centralised gradient descent ascent on f + (p/2)‖x - z‖², one averaged step per round."""
 
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
@@ -117,9 +117,8 @@ class SmoothedGDA(Algorithm):
         message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample())
 
     def server_round(self, now, shared, mean):
-        y = now.sets.y(shared.y + self.eta_y(now.round) * mean.gy)  # at the old x             # line 4
         self.server_x(now, shared, mean)
-        shared.y = y
+        self.server_y(now, shared, mean)
 
     def client_x(self, now, shared, client, message, oracle):
         message.gx, _ = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
@@ -133,4 +132,4 @@ class SmoothedGDA(Algorithm):
         _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the same sample as for x
 
     def server_y(self, now, shared, mean):
-        shared.y = now.sets.y(shared.y + self.eta_y(now.round) * mean.gy)
+        shared.y = now.sets.y(shared.y + self.eta_y(now.round) * mean.gy)                   # line 4

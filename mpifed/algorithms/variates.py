@@ -25,8 +25,8 @@ Readings:
 * *Sets.* If the problem has sets, both blocks are projected after every local step and at the server, or
   with ``projection = "server"`` at the server only, as in FedGDA-GT; the other papers have no sets. Option II
   uses the projected displacement, so c_i lacks the part of the gradient that the projection removes. Steps
-  depend on c - c_i only. If no client moves, c = 0 and the average gradient points out of the set, so a
-  limit is a stationary point of the constrained problem.
+  depend on c - c_i only. If no client moves, c = 0 and the average step (descent in x, ascent in y) points
+  out of the set, so a limit is a stationary point of the constrained problem.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's var
 
 @hyperparameters
 class _Corrected(Algorithm):
+    """Base class: local steps corrected by c - c_i, with the stored variates of SCAFFOLD, option II."""
+
     K: int = Field(ge=1, description="local steps per round")
 
     steps = "K"
@@ -87,7 +89,7 @@ class _Corrected(Algorithm):
         shared.cy += now.cohort_weight * mean.dcy
 
     def change(self, now, shared, client, message, oracle):
-        """Return c_i⁺ - c_i for the new variate of option II, c_i⁺ = c_i - c - displacement / (K η_l)."""
+        """Return c_i⁺ - c_i for the variate of option II, c_i⁺ = c_i - c - dx / (K η_l), in y with + dy."""
         mean_x, mean_y = -message.dx / now.total(self.eta_xl), message.dy / now.total(self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 

@@ -107,7 +107,8 @@ class Config(SimulationSettings):
     run: Run = Run()
     theory: dict[str, Any] | None = Field(
         None,
-        description="name of a theorem, of = ..., and its constants; settings may then be name = theorem",
+        description='name of a theorem, e.g. of = "wang-kale-2", and its constants; settings of the method '
+        'may then be { name = "theorem" }',
     )
 
     @model_validator(mode="after")
@@ -151,7 +152,7 @@ class Config(SimulationSettings):
         return cls(**settings)
 
     def table(self) -> dict[str, Any]:
-        """Return the resolved settings, JSON-able; :meth:`from_table` creates the same run from them.
+        """Return the resolved settings as JSON values; :meth:`from_table` creates the same run from them.
 
         The entry ``plugins`` has the names and source digests of user-defined classes and of user-defined
         values of their settings, such as ``problem.model``.

@@ -1,13 +1,16 @@
 """Additive gradient noise, which can be added to every problem.
 
 ``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` selects it. The noise is part of the sample
-ξ: at two points, the same ξ adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) + ξ. The
-differences of recursive estimators are therefore exact. Coordinates are independent and symmetric about 0.
+ξ: at two points, the same ξ adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) + ξ. It therefore
+cancels in the differences of recursive estimators. Coordinates are independent and symmetric about 0.
 
 Heavy tails: Zhang & Gao assume a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. Noise with
-tail index a has finite moments of orders s < a only, so it satisfies the assumption for s < a. The tail index
+tail index a satisfies the assumption for s < a, since only moments of these orders are finite. The tail index
 is ``nu`` of Student's t, ``alpha`` of the stable distributions (below 2), ``tail`` of Pareto. For an index of
 at most 2 the variance is infinite; for an index of at most 1 there is no mean, which no method supports.
+
+Distributions with ``on_device`` only use functions of the stream and its ``math``, so they can be drawn on a
+GPU.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ class OracleOptions(Section):
     clip: float | None = Field(
         None,
         gt=0,
-        description="norm to which every gradient of a client, with its noise, is scaled down, which biases "
-        "it; the metric `clipped` is the fraction of clipped gradients",
+        description="maximum norm of each gradient of a client, with its noise; longer gradients are scaled "
+        "down, which biases them; the metric `clipped` is the fraction of clipped gradients",
     )
     clip_over: Literal["block", "all"] | None = Field(
         None, description="clip the gradient of each block, or of all blocks together; default: block"

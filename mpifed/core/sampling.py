@@ -155,7 +155,7 @@ class RandomDraws:
                 rank.
             counter: counter of the expected number of samples, see :meth:`expect`.
             splittable: whether the samples of a round may be drawn in several calls; false for a
-                problem's ``draw``, which is called once per round and client.
+                problem's ``draw``, which is called for all expected samples of a round at once.
             several_rounds: whether ``draw`` accepts a stream of several rounds.
 
         Returns:
@@ -181,7 +181,10 @@ class RandomDraws:
     def _values(
         self, key: tuple[str, int, Any], members: np.ndarray, numbers: range, rounds: int, draw: Callable
     ) -> tuple[torch.Tensor, ...]:
-        """Return the samples ``numbers`` of a round, ``[members, count, ...]``; one call draws ``rounds``."""
+        """Return the samples ``numbers`` of a round, ``[members, count, ...]``.
+
+        One call of ``draw`` covers ``rounds`` rounds.
+        """
         purpose, r, shape = key
         if rounds < 2:
             stream = Stream(self.seed, purpose, self.clients[members], r, len(numbers), numbers.start)
@@ -299,7 +302,7 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
-        base = getattr(problem, "problem", problem)  # of a game: its minimax problem
+        base = getattr(problem, "problem", problem)  # a game wraps a minimax problem
         network: Any = getattr(base, "model", None)
         augments = base.augment is not None
         self.has_addresses = augments or getattr(network, "has_dropout", False)

@@ -21,7 +21,8 @@ class Metric(UserObject):
     """A user-defined function of ``(scores, labels)`` of held-out samples, or of the ``point``.
 
     It returns a number, which is recorded under the function's name, or a dictionary of numbers by name.
-    Metrics are minimised unless the function's attribute ``maximise`` is true or contains the metric's name.
+    Metrics are minimised unless the function's attribute ``maximise`` is ``True``, for a single number, or
+    contains the metric's name in the dictionary.
     """
 
     expected = "a function of (scores, labels) or of (point)"

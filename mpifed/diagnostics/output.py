@@ -146,10 +146,10 @@ def _draw(found: dict[str, Any], path: Path) -> None:
         for client in ("all", *range(found["clients"])):
             client_rows = [row for row in rows if row["client"] == client]
             rounds, values = ([row.get(key, math.nan) for row in client_rows] for key in ("round", name))
-            is_mean = client == "all"
-            style = {"color": "black", "zorder": 3} if is_mean else {"color": "0.75", "linewidth": 0.8}
+            is_all = client == "all"
+            style = {"color": "black", "zorder": 3} if is_all else {"color": "0.75", "linewidth": 0.8}
             axes.plot(rounds, values, marker=".", **style)
-            if is_mean and name == "tail":
+            if is_all and name == "tail":
                 low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
         finish_panel(axes, name, [row.get(name, math.nan) for row in rows])

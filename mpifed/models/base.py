@@ -59,7 +59,7 @@ class Network:
         """Return the entries of the ``state_dict`` of :meth:`module` that are not parameters.
 
         Returns:
-            Constants by name. For a parameter that layers share: its first name by each further name.
+            Constants by name, and for parameters that several layers share, further name → first name.
         """
         return {}, {}
 

@@ -179,7 +179,7 @@ class Tree:
 
         Returns:
             The additions among the rows, see :func:`plan_by_level`. Then, for each resulting sum: its row,
-            the number of partial sums stored so far, and the number of the last of these that it is added to.
+            the number of partial sums stored so far, and how many of them, from the last, it is added to.
         """
         key = members.start, members.stop
         if key not in self._steps:

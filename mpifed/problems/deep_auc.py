@@ -30,12 +30,13 @@ class ImageRanking(Ranking):
     model: Model = Field(default=LeNet5(), description="network h")
     positive_classes: tuple[int | str, ...] | None = Field(
         default=None,
-        description="names or numbers of the positive classes; default: the upper half of the classes",
+        description="names of the positive classes, numbers if they have no names; default: the upper half "
+        "of the classes",
     )
     negative_classes: tuple[int | str, ...] | None = Field(
         default=None,
-        description="names or numbers of the negative classes; all others are left out; default: all classes "
-        "that are not positive",
+        description="names of the negative classes, numbers if they have no names; all others are left out; "
+        "default: all classes that are not positive",
     )
 
     def read_once(self, data_dir: str | None = None) -> Labelled:

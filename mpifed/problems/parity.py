@@ -6,10 +6,10 @@ over the samples of all groups: all samples for demographic parity, positive sam
 The equations s_g = s have bounded multipliers y_g and the regulariser (μ/2) ‖y‖², so that y*_g is
 (s_g - s) / μ clipped to [-B, B].
 
-Reading: samples count with 1/π_g, where π_g is the fraction of the samples of s_g in all training data, and
-those of s with their 1/π. The mean over a batch, which may lack groups, is then an unbiased estimate if the
-weights of the clients are proportional to their numbers of samples. The cross-entropy is the mean over all
-samples.
+Reading: a sample of s_g has the weight 1/π_g, where π_g is the fraction of the samples of s_g in all training
+data, and a sample of s the weight 1/π, where π is the fraction of the samples of s. The mean over a batch,
+which may lack groups, is then an unbiased estimate if the weights of the clients are proportional to their
+numbers of samples. The cross-entropy is the mean over all samples.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class GroupParity(Grouped, Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return metrics of the test samples.
 
-        * ``objective``: the mean cross-entropy and the largest value of the terms with y.
+        * ``objective``: the mean cross-entropy plus the maximum over y of the terms with y.
         * ``accuracy``: accuracy on all samples; ``error_GROUP``: error rate of each group.
         * ``score_gap``: largest minus smallest s_g; ``rate_gap``: the same of the fraction of samples that
           are assigned to the second class, the usual measure of the criterion.

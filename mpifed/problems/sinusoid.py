@@ -74,9 +74,9 @@ class SinusoidMAML(NetworkMAML):
         def errors(support, query):
             return torch.stack([self.task_loss(x, query), self.task_loss(self.adapted(x, support), query)])
 
-        halves = self._support, self._query  # copied to a GPU once
-        self._support, self._query = (tuple(part.to(like) for part in half) for half in halves)
-        support, query = (tuple(part[rows] for part in half) for half in (self._support, self._query))
+        parts = self._support, self._query  # copied to a GPU once
+        self._support, self._query = (tuple(column.to(like) for column in part) for part in parts)
+        support, query = (tuple(column[rows] for column in part) for part in (self._support, self._query))
         return torch.func.vmap(errors)(support, query)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
@@ -95,5 +95,5 @@ def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor],
         10 * stream.uniform(rows) - 5,
         np.broadcast_to(np.linspace(-5, 5, GRID), (len(stream.clients), 1, GRID)),
     )
-    halves = ((t, amplitude * np.sin(t - phase)) for t in points)
-    return tuple(tuple(torch.from_numpy(part[:, 0, :, None].copy()) for part in half) for half in halves)
+    parts = ((t, amplitude * np.sin(t - phase)) for t in points)
+    return tuple(tuple(torch.from_numpy(column[:, 0, :, None].copy()) for column in part) for part in parts)

@@ -69,7 +69,8 @@ def whole_setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting
 
 
 def _hyperparameters(setting: Setting, others: Collection[str]) -> Iterator[str]:
-    """All hyperparameters but ``others``, as ``gamma=0.1``; of a choice the name, unless it is a constant."""
+    """All hyperparameters but ``others``, as ``gamma=0.1``. A choice is listed by its name, except a constant
+    schedule, which is listed by its value."""
     for key, value in setting.settings.items():
         name = key.removeprefix("algorithm.").removesuffix(".name")
         constant = value == "constant" and f"algorithm.{name}" in setting.settings
@@ -118,9 +119,9 @@ def _setting_texts(setting: Setting, varying: Sequence[str], keys: Mapping[str, 
 
 @dataclass(frozen=True)
 class Labels:
-    """User-defined names in the figure and the table for a paper, by default name.
+    """User-defined names in the figure and the table for a paper, each by the name that it replaces.
 
-    They may contain mathematics between dollar signs. The argument ``quote`` of the methods is a function
+    Names may contain mathematics between dollar signs. The argument ``quote`` of the methods is a function
     that escapes a name for the output; it also receives whether the name is user-defined.
 
     Attributes:

@@ -229,9 +229,10 @@ class Recorder:
                 unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
-    def initial(self, cost: str) -> float:
-        """Return a cost before this process resumed the run; 0 for a run that was not resumed (rank 0)."""
-        return float(self._costs_before[COSTS.index(cost)])
+    @property
+    def initial_seconds(self) -> float:
+        """The seconds before this process resumed the run; 0 for a run that was not resumed (rank 0)."""
+        return float(self._costs_before[COSTS.index("seconds")])
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the costs by name, with integer counts and without lost rounds (rank 0)."""
@@ -317,6 +318,6 @@ def versions() -> dict[str, str]:
 
     found = {"python": platform.python_version(), "mpifed": mpifed.__version__}
     for name in ("torch", "numpy", "h5py", "mpi4py"):
-        with contextlib.suppress(PackageNotFoundError):  # one process does without mpi4py
+        with contextlib.suppress(PackageNotFoundError):  # mpi4py is optional for a single process
             found[name] = version(name)
     return found

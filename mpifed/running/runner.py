@@ -65,7 +65,7 @@ class Runner:
         )
 
     def _elapsed(self) -> float:
-        return self.recorder.initial("seconds") + self.simulation.rounds.costs.seconds
+        return self.recorder.initial_seconds + self.simulation.rounds.costs.seconds
 
     def execute(self, saved: Snapshot | None) -> Result:
         """Run from the snapshot ``saved``, or from the start. Collective.

@@ -18,7 +18,8 @@ __all__ = ["Point", "settings_at", "sobol_points", "tpe_points"]
 Point = tuple[float, ...]
 OpenSettings = Mapping[str, Range | Choice]
 
-#: Maximum number of proposals per requested point, since some are duplicates; then the space is exhausted.
+#: Maximum number of proposals per requested point. Duplicates are skipped; if too few points remain, the
+#: space counts as exhausted.
 PROPOSALS_PER_POINT = 20
 
 

@@ -78,9 +78,8 @@ def profile(config: Config) -> None:
         begun = time.perf_counter()
         simulation.evaluate(simulation.shared)
         evaluation = time.perf_counter() - begun
-        per_round = (
-            simulation.problem.clients * local_steps(config.algorithm) * max(1, config.oracle.batch_size)
-        )
+        batches = simulation.problem.clients * config.oracle.batch_size or samples  # 0: full batches
+        per_round = local_steps(config.algorithm) * batches
         rounds = -(-samples // per_round)
         clock, whole = Clock(), {}
         for part, places in PARTS.items():

@@ -189,7 +189,8 @@ def read(path: str | Path) -> Book:
     for one in claims:
         experiments.setdefault(one.job, _default_experiment(one, folder))
     papers = {
-        _expect_reference(key, f"[paper.{key}]"): one["title"] for key, one in table.get("paper", {}).items()
+        _expect_reference(key, f"[paper.{key}]"): _title(key, one)
+        for key, one in table.get("paper", {}).items()
     }
     page = table.get("page", "experiments")
     if page not in PAGES:
@@ -298,6 +299,13 @@ def _has_type(value, kind: str) -> bool:
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, bool if kind == "bool" else str)
+
+
+def _title(key: str, table: dict) -> str:
+    """Return the heading of the section [paper.KEY]."""
+    if not isinstance(table, dict) or set(table) != {"title"} or not isinstance(table["title"], str):
+        raise ConfigError(f'[paper.{key}]: expected title = "...", got {json.dumps(table, default=str)}')
+    return table["title"]
 
 
 def _expect_reference(key: str, what: str) -> str:

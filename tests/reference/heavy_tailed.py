@@ -67,8 +67,9 @@ def fed_nsgda_m(
 def direction_of(u, shapes, direction="normalize", norm_over="block", tau=None, svd="svd"):
     """Return the direction of line 6 for a 1-D block ``u`` that consists of tensors of the given shapes.
 
-    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both use the norm of the block or of each tensor; 0 gives 0. "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz"
-    or "newton_schulz_cubic"), and a vector, which is a one-column matrix, by its exact polar factor u/||u||.
+    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both use the norm of the block or of each tensor; 0 gives 0.
+    "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz" or
+    "newton_schulz_cubic"), and a vector, which is a one-column matrix, by its exact polar factor u/||u||.
     """
     assert direction in ("normalize", "clip", "orthogonalize") and norm_over in ("block", "tensor")
     if direction != "orthogonalize" and norm_over == "block":
