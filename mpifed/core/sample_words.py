@@ -196,8 +196,7 @@ class DropoutMode(TorchFunctionMode):
         if attn_mask is not None:
             masks = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
-        empty = (scores == -math.inf).all(-1, keepdim=True)  # queries without keys attend to nothing
-        weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+        weights = scores.softmax(-1) if attn_mask is None else _masked_softmax(scores)
         return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
 
     def _multi_head(self, *args, **kwargs):
@@ -214,3 +213,9 @@ class DropoutMode(TorchFunctionMode):
         )
         patched.__kwdefaults__ = original.__kwdefaults__
         return patched(*args, **kwargs)
+
+
+def _masked_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Return the softmax over keys, 0 for queries whose keys are all masked, as torch's attention does."""
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
