@@ -11,7 +11,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import Problem
 
-__all__ = ["Columns", "load_client_data"]
+__all__ = ["load_client_data"]
 
 Columns = tuple[torch.Tensor, ...]
 

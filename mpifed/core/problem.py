@@ -44,7 +44,7 @@ from mpifed.core.streams import Stream, generator
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "defines", "is_analytic", "network_block", "network_constants",
-    "network_parameters", "starting_point", "with_network_weights",
+    "network_parameters", "starting_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -561,6 +561,11 @@ class Game(Operator):
     def tested_on(self, split: str | int) -> Problem | None:
         other = self.problem.tested_on(split)
         return other and Game(cast("Minimax | Minimisation", other))
+
+
+def user_problem(problem: Problem) -> Problem:
+    """Return the problem as its user has written it: the minimax problem of a game."""
+    return problem.problem if isinstance(problem, Game) else problem
 
 
 def as_family(problem: Problem, family: str) -> Problem:

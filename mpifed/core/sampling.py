@@ -22,7 +22,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core.client_data import load_client_data
 from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.numerics import first_non_finite
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Problem, user_problem
 from mpifed.core.sample_words import AddressedBatch
 from mpifed.core.streams import Stream
 
@@ -302,9 +302,9 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
-        base = getattr(problem, "problem", problem)  # a game wraps a minimax problem
-        network: Any = getattr(base, "model", None)
-        augments = base.augment is not None
+        source = user_problem(problem)
+        network: Any = getattr(source, "model", None)
+        augments = source.augment is not None
         self.has_addresses = augments or getattr(network, "has_dropout", False)
         if hasattr(network, "place"):
             network.place(self.device, dtype)

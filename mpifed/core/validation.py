@@ -20,7 +20,15 @@ import torch
 from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.problem import Problem, as_family, defines, is_analytic, network_block, starting_point
+from mpifed.core.problem import (
+    Problem,
+    as_family,
+    defines,
+    is_analytic,
+    network_block,
+    starting_point,
+    user_problem,
+)
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sample_words import SampleWords
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
@@ -439,7 +447,7 @@ def _samples(
 
 def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[str]:
     """Check the types that ``augment`` returns for the rows of a client."""
-    augment = getattr(problem, "problem", problem).augment
+    augment = user_problem(problem).augment
     if augment is None:
         return
     if is_analytic(problem):

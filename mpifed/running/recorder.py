@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from mpifed.base.settings import suggest
-from mpifed.core.problem import network_constants, network_parameters
+from mpifed.core.problem import network_constants, network_parameters, user_problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
-from mpifed.simulation.evaluation import user_point, user_problem
+from mpifed.simulation.evaluation import user_point
 from mpifed.simulation.setup import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results

@@ -17,11 +17,11 @@ from mpifed.base.errors import ConfigError, expect_extra
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
-from mpifed.core.problem import network_parameters
+from mpifed.core.problem import network_parameters, user_problem
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
-from mpifed.simulation.evaluation import user_point, user_problem
+from mpifed.simulation.evaluation import user_point
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.files import RUN_FILE

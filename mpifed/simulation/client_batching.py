@@ -35,12 +35,11 @@ from torch.utils._pytree import tree_leaves
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import EVALUATIONS, ORACLES, Oracle
-from mpifed.core.problem import Problem, is_analytic, starting_point
+from mpifed.core.problem import Problem, is_analytic, starting_point, user_problem
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.placement import Placement
-from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = ["Choice", "Group", "choose_group", "expect_evaluated", "reason_for_loop"]

@@ -18,7 +18,7 @@ from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
 from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Details, split_metric_name
-from mpifed.core.problem import Game, Operator, Problem
+from mpifed.core.problem import Game, Operator, Problem, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
@@ -29,7 +29,7 @@ from mpifed.simulation.settings import SimulationSettings
 
 __all__ = [
     "Evaluator", "client_summary", "evaluation_interval", "expect_metrics", "infeasibility", "named_point",
-    "projections", "evaluation_details", "user_point", "user_problem",
+    "projections", "evaluation_details", "user_point",
 ]  # fmt: skip
 
 #: Number of held-out rows scored in one call. The calls are the same for every number of ranks.
@@ -327,11 +327,6 @@ def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> De
     counts = np.bincount(labels * K + scores.argmax(dim=1).numpy(), minlength=K**2)
     names = user_problem(problem).class_names()
     return Details(counts.reshape(K, K), names if len(names) == K else [*map(str, range(K))])
-
-
-def user_problem(problem: Problem) -> Problem:
-    """Return the problem as its user has written it: the minimax problem of a game."""
-    return problem.problem if isinstance(problem, Game) else problem
 
 
 def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:

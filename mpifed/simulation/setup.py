@@ -28,7 +28,7 @@ from mpifed.base.errors import (
 from mpifed.base.plugins import plugins_of
 from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import DataFile, Problem, as_family, with_network_weights
+from mpifed.core.problem import DataFile, Problem, as_family, user_problem, with_network_weights
 from mpifed.core.validation import check_problem, expect_mirror
 from mpifed.parallel.comm import (
     CollectiveError,
@@ -42,7 +42,6 @@ from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
 

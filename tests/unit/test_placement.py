@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from mpifed.core.noise import OracleOptions
 from mpifed.core.problem import Game as AsGame
+from mpifed.core.problem import user_problem
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.options import ParallelOptions
 from mpifed.parallel.placement import Cohort, Placement
-from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.setup import place_clients
 
 #: Costs with many ties, and costs of any size.
