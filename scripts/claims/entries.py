@@ -135,6 +135,13 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Paper:
+    """The entry of a paper: its heading."""
+
+    title: str
+
+
+@dataclass(frozen=True)
 class Book:
     """The contents of a file of claims.
 
@@ -188,14 +195,18 @@ def read(path: str | Path) -> Book:
     experiments = {name: _experiment(name, one, folder) for name, one in table.get("experiment", {}).items()}
     for one in claims:
         experiments.setdefault(one.job, _default_experiment(one, folder))
-    papers = {
-        _expect_reference(key, f"[paper.{key}]"): _title(key, one)
-        for key, one in table.get("paper", {}).items()
-    }
+    papers = {key: _paper(key, one) for key, one in table.get("paper", {}).items()}
     page = table.get("page", "experiments")
     if page not in PAGES:
         raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
     return Book(folder, claims, experiments, papers, page)
+
+
+def _paper(key: str, table: dict) -> str:
+    """Return the heading of a paper."""
+    what = f"[paper.{key}]"
+    _expect_reference(key, what)
+    return _from_table(Paper, table, what).title
 
 
 def _claim(table: dict, number: int, folder: Path) -> Claim:
@@ -268,11 +279,13 @@ def title(path: Path) -> str:
 
 
 def _from_table(kind, table: dict, what: str):
-    """Create a Claim or an Experiment from a table.
+    """Create a Claim, an Experiment or a Paper from a table.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value has the wrong type.
+        ConfigError: this is no table, a key is unknown or missing, or a value has the wrong type.
     """
+    if not isinstance(table, dict):
+        raise ConfigError(f"{what}: expected a table, got {json.dumps(table, default=str)}")
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in table:
         if key not in fields:
@@ -301,20 +314,11 @@ def _has_type(value, kind: str) -> bool:
     return isinstance(value, bool if kind == "bool" else str)
 
 
-def _title(key: str, table: dict) -> str:
-    """Return the heading of the section [paper.KEY]."""
-    if not isinstance(table, dict) or set(table) != {"title"} or not isinstance(table["title"], str):
-        raise ConfigError(f'[paper.{key}]: expected title = "...", got {json.dumps(table, default=str)}')
-    return table["title"]
-
-
-def _expect_reference(key: str, what: str) -> str:
-    """Return ``key`` if references.bib contains it."""
+def _expect_reference(key: str, what: str) -> None:
     text = Path(mpifed.__file__).with_name("references.bib").read_text()
     known = [line.partition("{")[2].rstrip(",") for line in text.splitlines() if line.startswith("@")]
     if key not in known:
         raise ConfigError(f"{what}: no key {key!r} in references.bib: {suggest(key, known)}")
-    return key
 
 
 def _expect_job(name: str, folder: Path, what: str) -> None:
