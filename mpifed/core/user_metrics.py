@@ -23,9 +23,21 @@ class Metric(UserObject):
     It returns a number, which is recorded under the function's name, or a dictionary of numbers by name.
     Metrics are minimised unless the function's attribute ``maximise`` is ``True``, for a single number, or
     contains the metric's name in the dictionary.
+
+    Raises:
+        ConfigError: ``maximise`` is neither a boolean nor names.
     """
 
     expected = "a function of (scores, labels) or of (point)"
+
+    def __init__(self, name: str, digest: str, settings: dict[str, Any], given: Any):
+        super().__init__(name, digest, settings, given)
+        maximise = getattr(given, "maximise", False)
+        if not (isinstance(maximise, bool | str) or _are_names(maximise)):
+            raise ConfigError(
+                f"the metric {self.title}: expected {self.title}.maximise to be True, or a set of names of "
+                f"metrics, got {short_repr(maximise)}"
+            )
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -53,10 +65,14 @@ class Metric(UserObject):
     @property
     def maximised(self) -> Collection[str]:
         """Names of the metrics to maximise."""
-        maximise = getattr(self.given, "maximise", None) or []
-        if isinstance(maximise, str):
-            return [maximise]
-        return [self.title] if maximise is True else maximise
+        maximise = getattr(self.given, "maximise", False)
+        if isinstance(maximise, bool):
+            return [self.title] if maximise else []
+        return [maximise] if isinstance(maximise, str) else maximise
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
 
 
 def _required(function: Any) -> int:

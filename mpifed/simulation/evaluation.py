@@ -265,6 +265,12 @@ class Evaluator:
             with user_code_errors(f"the metric {metric.title}", clients=clients):
                 found = metric.given(*arguments)
             found = found if isinstance(found, Mapping) else {metric.title: found}
+            unknown = [name for name in metric.maximised if name not in found]
+            if unknown:
+                raise ContractError(
+                    f"{metric.title}.maximise refers to the metric {unknown[0]!r}: expected one of "
+                    f"{', '.join(map(repr, found))}"
+                )
             values |= _validated(found, f"the metric {metric.title}", r, owners)
         return values
 

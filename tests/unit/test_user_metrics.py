@@ -51,6 +51,11 @@ def three(one, two, more):
 
 class Kind:
     pass
+
+def number(point):
+    return 0.0
+
+number.maximise = 1
 """
 
 
@@ -116,6 +121,7 @@ def test_metrics_as_python_functions():
     ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
     ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
     ("accuracy", r'unknown metric \'accuracy\': .*average_precision.*"./file.py:Name", a function of'),
+    ("./own.py:number", "the metric number: expected number.maximise to be True, or a set .*, got 1"),
     ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
 ])  # fmt: skip
 def test_invalid_metrics_are_rejected(file, named, words):
@@ -139,6 +145,13 @@ def clipped(point):
     return 1.0
 
 
+def pair(point):
+    return {"a": 1.0, "b": 2.0}
+
+
+pair.maximise = True
+
+
 def broken(scores, labels):
     return scores[:, 100].mean()
 
@@ -148,6 +161,7 @@ def broken(scores, labels):
     (text, "the metric text after round 0: the metric 'a' is '1', expected a number"),
     (accuracy, "the metric accuracy after round 0: Classification.metrics has a metric 'accuracy' already"),
     (clipped, "the metric clipped after round 0: oracle.clip has a metric 'clipped' already: choose another"),
+    (pair, "pair.maximise refers to the metric 'pair': expected one of 'a', 'b'"),
     (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
 ])  # fmt: skip
 def test_errors_in_metrics_name_the_metric(tmp_path, function, words):
