@@ -26,7 +26,7 @@ from claims.interval import interval, p_values, seeds_needed
 from claims.page import _settled, outcome, sections, write
 from claims.panels import matches, task_title
 from claims.values import values_by_seed, worst
-from claims.verdicts import is_improving, judge, verdict
+from claims.verdicts import is_improving, judge, verdict, with_second_search
 from mpifed.base.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +101,25 @@ def test_an_open_stated_panel_does_not_reopen_a_refuted_claim():
     found = verdict(judge(claim(), BEHIND), judge(claim(), NOISY))
     assert (found.word, found.detail) == ("not reproduced", "open at the stated settings")
     assert verdict(judge(claim(), NOISY), judge(claim(), BEHIND)).word == "not decided at this size"
+
+
+@pytest.mark.parametrize(
+    "first, second, word, detail",
+    [
+        (AHEAD, BEHIND, "not decided at this size", "depends on the search"),
+        (BEHIND, AHEAD, "not decided at this size", "depends on the search"),
+        (EQUAL, AHEAD, "not decided at this size", "depends on the search"),
+        (AHEAD, AHEAD, "reproduced", ""),
+        (BEHIND, EQUAL, "not reproduced", ""),
+        (AHEAD, NOISY, "reproduced", ""),
+        (BEHIND, panel(), "not reproduced", ""),
+    ],
+)
+def test_a_pair_that_two_searches_decide_differently_is_not_decided(first, second, word, detail):
+    it = claim(margin=0.1)
+    found = verdict(with_second_search(judge(it, first), judge(it, second), it), judge(it, AHEAD))
+    expected = "only at the stated settings" if word == "not reproduced" else word
+    assert (found.word, found.detail) == (expected, detail)
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])

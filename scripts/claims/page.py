@@ -16,7 +16,17 @@ from claims import stored
 from claims.entries import PAGES, Book, Claim, Experiment
 from claims.figures import draw, draw_trends
 from claims.panels import SECOND, Panel, read_panel, task_title
-from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, is_improving, judge, judge_by_worst, verdict
+from claims.verdicts import (
+    NOT_RUN,
+    Judgement,
+    Pair,
+    Verdict,
+    is_improving,
+    judge,
+    judge_by_worst,
+    verdict,
+    with_second_search,
+)
 from mpifed.report.comparison import Rule, Setting
 
 STATISTICS = {
@@ -97,8 +107,10 @@ class Section:
 
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
-        counted = [one for name, one in judgements.items() if name != SECOND]
-        found = verdict(*counted)
+        tuned, *stated = (one for name, one in judgements.items() if name != SECOND)
+        if SECOND in judgements:
+            tuned = with_second_search(tuned, judgements[SECOND], claim)
+        found = verdict(tuned, *stated)
         if found.word != NOT_RUN and self.book.page == "experiments" and is_improving(claim, self.read[0]):
             found = replace(found, detail="; ".join(filter(None, [found.detail, "the curves are not flat"])))
         return Judged(claim, judgements, found)

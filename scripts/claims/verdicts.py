@@ -6,6 +6,10 @@ method. The claim holds for a pair if the difference is above the margin, fails 
 tied if the difference is shown to be within the margin of a tie in both directions (two one-sided tests). A
 claim that holds for some rivals only is partly reproduced. A universal claim, that of a bound, is not: one
 exceeded bound refutes it.
+
+With two searches, the first one decides, because the seeds of one search say nothing about other searches and
+two searches are too few for a test. But a pair for which the claim holds after one search, and fails or is
+tied after the other, depends on the search and is not decided.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
 
 HOLDS, TIE, FAILS, UNDECIDED, NOT_RUN = "holds", "tie", "fails", "not decided", "not run"
+#: State of a pair for which the claim holds after one search, and fails or is tied after the other.
+CONTESTED = "depends on the search"
 #: The claim holds for some rivals, and fails, is tied or undecided for others.
 PARTLY = "partly"
 REPRODUCED, STATED, REFUTED = "reproduced", "only at the stated settings", "not reproduced"
@@ -42,7 +48,7 @@ AT_STATED = {
     PARTLY: "partly at the stated settings",
 }
 #: States of pairs from the worst to the best; the worst is that of several pairs.
-ORDER = (FAILS, UNDECIDED, TIE, HOLDS)
+ORDER = (FAILS, UNDECIDED, CONTESTED, TIE, HOLDS)
 #: Maximum number of seeds that is reported.
 MOST_SEEDS = 1000
 
@@ -136,6 +142,21 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
     if panel.missing:
         return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
     return _judge_pairs(pairs, claim) if pairs else Judgement(NOT_RUN)
+
+
+def with_second_search(first: Judgement, second: Judgement, claim: Claim) -> Judgement:
+    """Return the judgement of the first search, in which pairs that the second contradicts are contested.
+
+    An incomplete second search changes nothing.
+    """
+    if NOT_RUN in (first.state, second.state):
+        return first
+    states = {(one.task, one.subject, one.rival): one.state for one in second.pairs}
+    pairs = []
+    for one in first.pairs:
+        both = {one.state, states.get((one.task, one.subject, one.rival))}
+        pairs.append(replace(one, state=CONTESTED) if both in ({HOLDS, FAILS}, {HOLDS, TIE}) else one)
+    return _judge_pairs(pairs, claim)
 
 
 def is_improving(claim: Claim, panel: Panel) -> bool:
@@ -337,7 +358,7 @@ def _judge_pairs(pairs: Sequence[Pair], claim: Claim) -> Judgement:
     """Combine all pairs. If one of several methods suffices, the one for which most pairs hold counts."""
     if claim.all:
         return _judge_all(pairs, universal=claim.than_bound is not None)
-    order = (HOLDS, PARTLY, TIE, UNDECIDED, FAILS)
+    order = (HOLDS, PARTLY, TIE, CONTESTED, UNDECIDED, FAILS)
     each = [_judge_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
     first = min(each, key=lambda one: order.index(one.state))
     return Judgement(first.state, pairs, first.deciding)
@@ -369,7 +390,7 @@ def _groups(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 
 
 def by_rival(pairs: Sequence[Pair]) -> str:
-    """Return the states of the groups of pairs as text, in the order holds, tie, not decided, fails."""
+    """Return the states of the groups of pairs as text, from the best to the worst."""
     found: dict[str, list[str]] = {}
     for name, own in _groups(pairs).items():
         found.setdefault(judge_by_worst(own).state, []).append(name)
@@ -398,7 +419,7 @@ def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
     if tuned.state == HOLDS:
         detail = f"tuned; {AT_STATED[stated.state]}" if stated and stated.state in AT_STATED else ""
         return Verdict(REPRODUCED, detail, tuned.deciding)
-    if tuned.state == UNDECIDED:
+    if tuned.state in (UNDECIDED, CONTESTED):
         return Verdict(TOO_SMALL, advice(tuned), tuned.deciding)
     if tuned.state == PARTLY:
         return Verdict(PARTLY_REPRODUCED, by_rival(tuned.pairs), tuned.deciding)
@@ -411,6 +432,8 @@ def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
 def advice(judgement: Judgement) -> str:
     """Return what would decide the claim."""
     needed = [one.needed for one in judgement.pairs if one.state == UNDECIDED]
+    if not needed:
+        return CONTESTED
     if any(math.isnan(one) for one in needed):
         return "no run reaches the target"
     most = max(needed)
