@@ -55,7 +55,7 @@ HEADLINES = {
     "games": Headline("papers", "affine_games", {"problem.smooth": 0.0}, label="err_D on a rotation"),
     "composition": Headline("papers", "worst_client", label="objective"),
     "wgan": Headline(
-        "papers", "wgan_by_regularisation", {"problem.lam": 0.005}, label="squared distance, λ = 0.005"
+        "papers", "wgan_by_regularisation", {"problem.lam": 0.001}, label="squared distance, λ = 0.001"
     ),
     "kappa": Headline("theory", "kappa", claim="kappa_lead", label="rounds to ‖∇Φ‖ = 0.1"),
 }
