@@ -33,11 +33,16 @@ class Metric(UserObject):
     def __init__(self, name: str, digest: str, settings: dict[str, Any], given: Any):
         super().__init__(name, digest, settings, given)
         maximise = getattr(given, "maximise", False)
-        if not (isinstance(maximise, bool | str) or _are_names(maximise)):
+        if isinstance(maximise, bool):
+            maximise = [self.title] if maximise else []
+        names = [maximise] if isinstance(maximise, str) else maximise
+        if not (isinstance(names, Collection) and all(isinstance(name, str) for name in names)):
             raise ConfigError(
                 f"the metric {self.title}: expected {self.title}.maximise to be True, or a set of names of "
                 f"metrics, got {short_repr(maximise)}"
             )
+        #: Names of the metrics to maximise.
+        self.maximised: Collection[str] = names
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -61,18 +66,6 @@ class Metric(UserObject):
     def of_scores(self) -> bool:
         """Whether the function takes (scores, labels); otherwise it takes the point."""
         return _required(self.given) == 2
-
-    @property
-    def maximised(self) -> Collection[str]:
-        """Names of the metrics to maximise."""
-        maximise = getattr(self.given, "maximise", False)
-        if isinstance(maximise, bool):
-            return [self.title] if maximise else []
-        return [maximise] if isinstance(maximise, str) else maximise
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
 
 
 def _required(function: Any) -> int:

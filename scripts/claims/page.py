@@ -67,7 +67,7 @@ class Judged:
             for name, judgement in self.judgements.items()
             if name in ("tuned", SECOND)
             for one in judgement.pairs
-            if (one.task, one.subject, one.rival) == (pair.task, pair.subject, pair.rival)
+            if one.key == pair.key
         ]
         return difference(abs(found[0] - found[1]), self.claim) if len(found) == 2 else ""
 

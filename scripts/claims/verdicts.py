@@ -47,8 +47,8 @@ AT_STATED = {
     UNDECIDED: "open at the stated settings",
     PARTLY: "partly at the stated settings",
 }
-#: States of pairs from the worst to the best; the worst is that of several pairs.
-ORDER = (FAILS, UNDECIDED, CONTESTED, TIE, HOLDS)
+#: States from the worst to the best; the worst is that of several pairs. A single pair is never partly true.
+ORDER = (FAILS, UNDECIDED, CONTESTED, TIE, PARTLY, HOLDS)
 #: Maximum number of seeds that is reported.
 MOST_SEEDS = 1000
 
@@ -76,6 +76,11 @@ class Pair:
     state: str = UNDECIDED
     p: float = math.nan
     needed: float = math.nan
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The task and the two sides, which identify the pair in other panels."""
+        return self.task, self.subject, self.rival
 
     @property
     def seeds(self) -> int:
@@ -151,10 +156,10 @@ def with_second_search(first: Judgement, second: Judgement, claim: Claim) -> Jud
     """
     if NOT_RUN in (first.state, second.state):
         return first
-    states = {(one.task, one.subject, one.rival): one.state for one in second.pairs}
+    states = {one.key: one.state for one in second.pairs}
     pairs = []
     for one in first.pairs:
-        both = {one.state, states.get((one.task, one.subject, one.rival))}
+        both = {one.state, states.get(one.key)}
         pairs.append(replace(one, state=CONTESTED) if both in ({HOLDS, FAILS}, {HOLDS, TIE}) else one)
     return _judge_pairs(pairs, claim)
 
@@ -358,10 +363,9 @@ def _judge_pairs(pairs: Sequence[Pair], claim: Claim) -> Judgement:
     """Combine all pairs. If one of several methods suffices, the one for which most pairs hold counts."""
     if claim.all:
         return _judge_all(pairs, universal=claim.than_bound is not None)
-    order = (HOLDS, PARTLY, TIE, CONTESTED, UNDECIDED, FAILS)
     each = [_judge_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
-    first = min(each, key=lambda one: order.index(one.state))
-    return Judgement(first.state, pairs, first.deciding)
+    best = max(each, key=lambda one: ORDER.index(one.state))
+    return Judgement(best.state, pairs, best.deciding)
 
 
 def _judge_all(pairs: Sequence[Pair], universal: bool = False) -> Judgement:
