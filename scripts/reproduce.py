@@ -81,7 +81,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--full", action="store_true", help="use the papers' sizes, for a cluster")
     parser.add_argument(
-        "--ranks", type=int, default=1, help="number of MPI ranks (default 1, without mpirun)"
+        "--processes", type=int, default=1, help="number of runs at a time, at most one per core (default 1)"
     )
     parser.add_argument(
         "--launch", metavar="OPTIONS", help="submit Slurm job arrays with these options of `mpifed launch`"
@@ -101,6 +101,8 @@ def main() -> int:
     changes = [one for one in given.names if "=" in one]
     if judged and (changes or given.full or given.launch is not None):
         parser.error("--claims cannot be combined with KEY=VALUE, --full or --launch")
+    if given.processes < 1:
+        parser.error(f"--processes: expected 1 or more, got {given.processes}")
     try:
         book = read(file)
         names = chosen(book, [one for one in given.names if "=" not in one], given.paper, judged)
@@ -139,7 +141,7 @@ def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespa
     """Execute missing runs, write the page and print the verdicts; return an exit code."""
     for name in [] if given.draw else names:
         for command in commands(book, name, ()):
-            if code := execute(command, given.ranks):
+            if code := execute(command, given.processes):
                 return code
         page.store(book, book.experiments[name])
     source = "" if file == CLAIMS else f"{file} "
@@ -157,7 +159,7 @@ def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given:
                 return code
             continue
         for command in [] if given.draw else commands(book, name, changes, given.full):
-            if code := execute(command, given.ranks):
+            if code := execute(command, given.processes):
                 return code
         print(figure(book, name, changes, given.full))
     return 0

@@ -148,14 +148,14 @@ def test_every_method_is_in_a_job_file():
 
 
 def test_reproduce_runs_draws_and_resumes(tmp_path):
-    changes = ["rounds=2", "tune.runs=2", "tune.seeds=1", "run.progress=false"]
+    changes = ["rounds=2", "tune.runs=2", "tune.seeds=1", "tune.fresh=3", "run.progress=false"]
     command = [sys.executable, str(SCRIPT), "composite_game", *changes]
-    for more in ([], ["--ranks", "2"]):
+    for more in (["--processes", "2"], []):
         done = subprocess.run(
             [*command, *more], cwd=tmp_path, env=environment(), timeout=200, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
         sweeps = re.findall(r"(\d+) runs are finished, (\d+) of them before", done.stdout)
-        assert sweeps and all(before == (runs if more else "0") for runs, before in sweeps)
+        assert sweeps and all(before == ("0" if more else runs) for runs, before in sweeps)
     folder = tmp_path / "runs/papers/composite_game"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()

@@ -41,10 +41,24 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
     return made + ([["sweep", str(book.stated(name)), *sweeps]] if book.stated(name).is_file() else [])
 
 
-def execute(command: Sequence[str], ranks: int) -> int:
-    """Run a command, with mpirun if there are several ranks; return its exit code."""
-    launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
-    return subprocess.run([*launcher, sys.executable, "-m", "mpifed", *command]).returncode
+def execute(command: Sequence[str], processes: int) -> int:
+    """Run a command, ``processes`` of its runs at a time; return the first exit code that is not 0.
+
+    mpirun distributes the runs of a search over ranks, but the clients of each run of a sweep. Therefore
+    independent processes execute parts of a sweep.
+    """
+    mpifed = [sys.executable, "-m", "mpifed", *command]
+    if processes == 1:
+        lines = [mpifed]
+    elif command[0] == "tune":
+        lines = [["mpirun", "-n", str(processes), *mpifed]]
+    else:
+        lines = [
+            [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part else [])]
+            for part in range(processes)
+        ]
+    started = [subprocess.Popen(one) for one in lines]
+    return next(filter(None, [process.wait() for process in started]), 0)
 
 
 def launch(book: Book, name: str, changes: Sequence[str], full: bool, options: str) -> int:
