@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -268,11 +269,19 @@ for _command in (export, info, launch, list_, measure, new, report, schema, self
     cli.add_command(_command)
 
 
-def _show_warning(message, category, filename, line, *_) -> None:
-    text = warnings.formatwarning(message, category, filename, line)
-    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
-        text = f"mpifed: warning: {message}"
-    print_error(text.rstrip())
+def _warning_printer() -> Callable[..., None]:
+    """Return a hook that prints each warning once: the runs of a sweep or a search have the same warnings."""
+    printed = set()
+
+    def show(message, category, filename, line, *_) -> None:
+        text = warnings.formatwarning(message, category, filename, line).rstrip()
+        if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+            text = f"mpifed: warning: {message}"
+        if text not in printed:
+            printed.add(text)
+            print_error(text)
+
+    return show
 
 
 def _report_success() -> None:
@@ -297,7 +306,7 @@ def main() -> None:
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _warning_printer()
     sys.excepthook = print_traceback
     with quiet_broken_pipe(abort_all):
         settings = {"traceback": False}
