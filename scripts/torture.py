@@ -7,8 +7,8 @@ The script runs the saddle job with ``reduction = "exact"`` and sends SIGKILL to
 it restarts the same command on a random number of ranks and kills it again, until the job is complete; then
 the next job begins. A kill is survived if the launcher and all its ranks end in time with a nonzero exit
 code, and if the final point of the job is bitwise identical to that of an uninterrupted run and no partially
-written file remains. A signal that comes after the job has written its results is not counted. The exit code
-of the script is 1 if any kill is not survived.
+written file remains. A kill is not counted if the launcher reports success and the job is complete: the rank
+had finished. The exit code of the script is 1 if any kill is not survived.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class Torture:
         seconds = time.monotonic() - killed
         for path in left:
             path.unlink(missing_ok=True)
-        if code == 0 and final(out):  # the signal came after the results were written and MPI was finalised
+        if (
+            code == 0 and gone and final(out)
+        ):  # the signal came after the results were written and MPI was finalised
             return None
         error = self.judge(code, seconds, gone)
         print(
