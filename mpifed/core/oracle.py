@@ -144,6 +144,8 @@ class Oracle:
     @property
     def full_batch(self) -> Sample:
         """The sample that consists of all data of each client, without noise: gives exact local gradients."""
+        if self.batched and self.sampler.stacks_full_batches:
+            return Sample(batch=self.sampler.full_batches(self._rows))
         return Sample()
 
     @property

@@ -32,7 +32,7 @@ __all__ = ["RandomDraws", "Sample", "SampleNumbers", "Sampler", "drawn_at_once"]
 #: Maximum number of random numbers that are drawn in one call, unless one sample of a group needs more.
 MAX_DRAWN = 2**20
 
-#: Number of random numbers below which the overhead of a call dominates. If a round of the same clients needs
+#: Number of random numbers below which the overhead of a call dominates. If a round of all clients needs
 #: fewer, several rounds are drawn in one call.
 MIN_DRAWN = 2**14
 
@@ -70,20 +70,19 @@ class _DrawnBlock(NamedTuple):
         return [array[members, to_device(numbers - self.first, device)] for array in self.values]
 
 
-def drawn_at_once(members: int, group: int, samples: int, width: int, several_rounds: bool = False) -> int:
-    """Return the number of random numbers that :class:`RandomDraws` draws in one call.
+def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
+    """Return the maximum number of random numbers that :class:`RandomDraws` draws in one call.
 
     Args:
         members: number of clients that need samples.
         group: number of clients that are stepped together.
         samples: number of samples per member and round.
         width: number of random numbers per sample.
-        several_rounds: whether one call may draw several rounds.
     """
     if group * samples * width > MAX_DRAWN:
         samples = max(1, MAX_DRAWN // (group * width))
     round = min(members, max(group, MAX_DRAWN // max(1, samples * width))) * samples * width
-    return round * max(1, MIN_DRAWN // max(1, round)) if several_rounds else round
+    return round * max(1, MIN_DRAWN // max(1, round))
 
 
 class _DrawnRounds(NamedTuple):
@@ -173,7 +172,8 @@ class RandomDraws:
             if splittable and group * count * width > MAX_DRAWN:
                 first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
             members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
-            rounds = MIN_DRAWN // (len(members) * count * width) if several_rounds else 1
+            same = several_rounds and len(self.members) == len(self.clients)
+            rounds = MIN_DRAWN // (len(members) * count * width) if same else 1
             values = self._values(key, members, range(first, first + count), rounds, draw)
             block = self._blocks[key] = _DrawnBlock(rows.start, first, values)
         return block.select(rows, numbers)
@@ -293,7 +293,10 @@ class Sampler:
             "numbered" by ``oracle.sample(number=k)``, "" before the first sample.
         has_addresses: whether samples have addresses, for dropout or for augmentation.
         generates_samples: whether the problem generates its samples.
+        stacks_full_batches: whether all clients have full batches of one size, which are evaluated together.
     """
+
+    stacks_full_batches = False
 
     def __init__(
         self, problem: Problem, clients, seed: int, *, batch_size: int, noise, noise_width: int, dtype, device
@@ -481,7 +484,7 @@ class Sampler:
         batches: Sequence[Any] = [None] * count
         single, noise, addresses = batches, batches, batches
         if self._uses_full_batches(key):
-            batch = self._full_batch(rows)
+            batch = self.full_batches(rows)
             batches = [batch] * count
             if clients == 1:
                 single = [tuple(column[0] for column in batch)] * count
@@ -498,7 +501,9 @@ class Sampler:
                     stream = self._on_device(stream)
                 return (self._load(self.noise(stream, self.width)),)
 
-            drawn = self._draws.get(("noise", round, None), rows, numbers, self.width, draw)[0]
+            drawn = self._draws.get(
+                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=True
+            )[0]
             noise = samples_first(drawn).unbind()
         if self.has_addresses:
             addresses = samples_first(self._addresses(round, rows, numbers)).unbind()
@@ -554,7 +559,9 @@ class Sampler:
         def draw(stream: Stream, members: np.ndarray) -> tuple[torch.Tensor]:
             return (self._load(self._on_device(stream).normal(size)),)
 
-        drawn = self._draws.get(("normal", self.round, size), rows, numbers, size, draw, counter="normal")[0]
+        drawn = self._draws.get(
+            ("normal", self.round, size), rows, numbers, size, draw, counter="normal", several_rounds=True
+        )[0]
         return drawn[:, 0] if isinstance(k, int) else drawn
 
     def client_batches(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -572,7 +579,7 @@ class Sampler:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
-    def _full_batch(self, rows: slice) -> tuple[torch.Tensor, ...]:
+    def full_batches(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """Return the full batches of a group's clients, ``[C, n, ...]``, cached for all steps of a phase."""
         members = self.members[rows]
         if self._full_batches is None or not np.array_equal(members, self._full_batches[0]):

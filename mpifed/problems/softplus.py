@@ -102,14 +102,13 @@ class SoftplusSaddle(Minimax):
     def client_size(self, client: int) -> int:
         return self.samples
 
-    def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of f_n, with means over the rows of the batch."""
         a, b, *constants = batch
-        C, u, v = (one[0] for one in constants)  # equal in all rows of a client
-        x, y = x["x"], y["y"]
-        quadratic = self.mu / 2 * ((x * x).sum() - (y * y).sum())
-        # s(r) = -log σ(-r); torch's softplus is linear above 20.
-        values = F.logsigmoid(-(b @ y)) - F.logsigmoid(-(a @ x))
-        return values.mean() + x @ (C @ y) + quadratic + u @ x + v @ y
+        C, u, v = (one[:, 0] for one in constants)  # equal in all rows of a client
+        gx = _mean_slope(a, x) + (C * y.unsqueeze(-2)).sum(-1) + self.mu * x + u
+        gy = (C * x.unsqueeze(-1)).sum(-2) - _mean_slope(b, y) - self.mu * y + v
+        return gx, gy
 
     def constants(self) -> dict[str, float]:
         """Return ``L``, a bound for every client and minibatch, and ``mu``.
@@ -130,6 +129,12 @@ class SoftplusSaddle(Minimax):
         """Return the distance ``error`` from the saddle point, and ``operator_norm`` = ‖V(z)‖ of the mean."""
         z = np.concatenate([one.cpu().double().numpy() for one in (x["x"], y["y"])])
         return {"error": float(np.linalg.norm(z - self._solution)), "operator_norm": self._residual(z)}
+
+
+def _mean_slope(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of mean_j s(rows_jᵀx), ``[C, d]``: s'(r) = σ(r) = exp(log σ(r))."""
+    slopes = F.logsigmoid((rows * x.unsqueeze(-2)).sum(-1)).exp()
+    return (rows * slopes.unsqueeze(-1)).mean(-2)
 
 
 def _mean_softplus(rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -25,8 +25,8 @@ from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
 __all__ = [
-    "Stored", "check_rounds", "complete", "final_end", "find_saved", "find_settings", "has_ended",
-    "has_same_data", "is_done", "open_for_resume", "open_for_run", "results_of",
+    "Stored", "check_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
+    "has_ended", "has_same_data", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
 #: Sections that may differ when a job is continued, because they do not determine what it computes.
@@ -211,14 +211,14 @@ def results_of(folder: Folder, config: Config) -> RunData | None:
     return None if run is None or _differences(_settings_of(run), config.table()) else run
 
 
-def is_done(folder: Folder, config: Config) -> bool:
-    """Whether the folder contains the end of this job, possibly with non-finite values. Rank 0.
+def final_results(folder: Folder, config: Config) -> RunData | None:
+    """Return the results of this job if the folder contains its end, possibly with non-finite values. Rank 0.
 
     Raises:
         ConfigError: the data have changed since, and the job does not replace the run.
     """
     run = results_of(folder, config)
-    return run is not None and has_ended(run, config) and has_same_data(run, config)
+    return run if run is not None and has_ended(run, config) and has_same_data(run, config) else None
 
 
 def has_ended(run: RunData, config: Config) -> bool:

@@ -29,9 +29,9 @@ from mpifed.running.result import Result
 from mpifed.running.resume import (
     Stored,
     complete,
+    final_results,
     find_saved,
     find_settings,
-    is_done,
     open_for_resume,
     open_for_run,
 )
@@ -138,7 +138,7 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
             names = [
                 variant.name
                 for variant in (*runs, *others)
-                if is_done(Folder(variant.config.run.out), variant.config)
+                if final_results(Folder(variant.config.run.out), variant.config)
             ]
     outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
     for number, variant in enumerate(runs, 1):

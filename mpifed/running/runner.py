@@ -56,6 +56,7 @@ class Runner:
         self.watchdog = Watchdog(comm, config.run.watchdog)
         self.rule = StopRule(config, comm)
         self.checkpoints: CheckpointManager | None = None
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def _progress_text(self) -> str:
         done, newest = (self.simulation.round, self.checkpoints.newest) if self.checkpoints else (0, 0)
@@ -156,7 +157,7 @@ class Runner:
         end, round, metrics = self.rule.with_note(end), self.simulation.round, {}
         if end.kind != "signal":  # after a signal, only the checkpoint is written
             self.watchdog.beat(round, "evaluation")
-            metrics = self.simulation.evaluate(self.simulation.output)
+            metrics = self._output_metrics()
         self._save(end, metrics)
         costs = self.simulation.rounds.costs
         LOG.info(
@@ -205,6 +206,7 @@ class Runner:
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
+        self._evaluated = simulation.round, metrics
         if self.config.run.keep_best is not None:
             with collective_errors(self.comm, ValueError):
                 if self.comm.rank == 0:
@@ -218,6 +220,14 @@ class Runner:
         end = self.rule.end_by_metric(metrics, simulation.round, simulation.metrics.maximised)
         self.watchdog.beat(simulation.round)
         return end, metrics
+
+    def _output_metrics(self) -> dict[str, float]:
+        """Return the metrics of the output, which the last round's evaluation has computed unless the output
+        is a uniformly drawn iterate. Collective."""
+        round, metrics = self._evaluated
+        if round == self.simulation.round and self.config.output_rule != "uniform":
+            return metrics
+        return self.simulation.evaluate(self.simulation.output)
 
     def _call_callbacks(
         self, name: str, metrics: Mapping[str, float] | None = None, stopped: str = ""

@@ -110,16 +110,17 @@ def choose_group(
     """
     problem, auto = sampler.problem, config.run.group == "auto"
     group = resumed if auto else config.run.group
-    least, most = _batch_sizes(sampler, comm)
+    least, most = _sizes(sampler, comm)
+    unequal = not sampler.batch_size and least < most
     compiled = config.run.compile != "none"
-    if least < most and (group not in (None, 1) or compiled):
+    if unequal and (group not in (None, 1) or compiled):
         how, option = ("compiled", "compile = 'none'") if compiled else ("vectorised", "group = 1")
         raise ConfigError(
             f"{how} full batches need clients of one size, got {least} to {most} rows: set "
             f"oracle.batch_size, or run.{option}"
         )
     on_gpu = sampler.device.type == "cuda"
-    if group == 1 or (group is None and (least < most or reason_for_loop(config, problem, on_gpu))):
+    if group == 1 or (group is None and (unequal or reason_for_loop(config, problem, on_gpu))):
         return Choice(1)
     oracle = ORACLES[problem.family](problem, sampler, True, config.run.evaluation._replace(compile="none"))
     point = starting_point(problem, sampler.dtype, sampler.device)
@@ -139,6 +140,8 @@ def choose_group(
         )
     if error:
         return Choice(1, f"clients are looped over, their functions cannot be mapped over clients: {error}")
+    uses_full_batches = bool(config.algorithm.minibatch_alternative)
+    sampler.stacks_full_batches = uses_full_batches and is_analytic(problem) and 0 < least == most
     if config.run.reduction == "exact" and resumed in (None, 1):
         largest = problem.clients if group in (None, "all") else int(group)
         if _depends_on_position(sampler, oracle.evaluation, largest, comm):
@@ -154,12 +157,11 @@ def choose_group(
     return Choice(size, f"clients are vectorised, {'all of a rank' if size == members else size} at a time")
 
 
-def _batch_sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
-    """Return the minimum and maximum number of rows of full batches; 0 and 0 for minibatches. Collective."""
-    sizes = sampler.sizes if not sampler.batch_size else sampler.sizes[:0]
-    ends = np.array([-sizes.min(initial=2**62), sizes.max(initial=0)], dtype=np.int64)
+def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
+    """Return the minimum and maximum number of rows of all clients' full batches. Collective."""
+    ends = np.array([-sampler.sizes.min(initial=2**62), sampler.sizes.max(initial=0)], dtype=np.int64)
     comm.allreduce_(ends, "max")
-    return (int(-ends[0]), int(ends[1])) if ends[1] else (0, 0)
+    return int(-ends[0]), int(ends[1])
 
 
 def _parameters(problem: Problem) -> int:
@@ -270,6 +272,7 @@ def _differs(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
             dtype=sampler.dtype,
             device=sampler.device,
         )
+        single.stacks_full_batches = sampler.stacks_full_batches
         oracle = ORACLES[problem.family](problem, single, True, evaluation)
         for distance in DISTANCES[number::2]:
             points = _near_start(single, distance, count)
@@ -300,8 +303,11 @@ def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
     oracle.sampler.begin_round(0)
     oracle.sampler.select_members(np.zeros(count, dtype=np.int64))
     oracle.select_clients(slice(0, count))
-    xi = oracle.sample()
-    return tree_leaves(_ALL_EVALUATIONS[oracle.problem.family](oracle, *map(torch.clone, points), xi))
+    evaluate = _ALL_EVALUATIONS[oracle.problem.family]
+    samples = [oracle.sample()]
+    if oracle.sampler.stacks_full_batches:
+        samples.append(oracle.full_batch)
+    return tree_leaves([evaluate(oracle, *map(torch.clone, points), xi) for xi in samples])
 
 
 def _same(reference: list[torch.Tensor], results: list[torch.Tensor], first: int, last: int) -> bool:

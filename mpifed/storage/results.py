@@ -503,14 +503,15 @@ def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str
     """Return all datasets of a group, which must be one-dimensional numbers of equal length."""
     node = source.get(group)
     expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
-    complete = {*required} <= {*node}
-    expect(complete, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing")
-    for name, data in node.items():
+    columns = dict(node.items())
+    complete = {*required} <= {*columns}
+    expect(complete, f"{', '.join(required)} in the group {group!r}", ", ".join(columns) or "nothing")
+    for name, data in columns.items():
         numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
         expect(numbers, f"a column of numbers in '{group}/{name}'", data)
-    lengths = {name: len(data) for name, data in node.items()}
+    lengths = {name: len(data) for name, data in columns.items()}
     expect(len(set(lengths.values())) == 1, f"columns of one length in the group {group!r}", lengths)
-    return {name: data[:] for name, data in node.items()}
+    return {name: data[:] for name, data in columns.items()}
 
 
 def _read_point(final: h5py.Group) -> OutputPoint:

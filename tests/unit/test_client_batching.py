@@ -8,9 +8,10 @@ from fields import Chain, Field
 from games import started
 
 from mpifed import Blocks, Config, resume, run
-from mpifed.algorithms import LocalSGDA
+from mpifed.algorithms import SAGDA, FedGDAGT, LocalSGDA
 from mpifed.base.errors import ConfigError
-from mpifed.core.problem import Game, Minimisation
+from mpifed.core.oracle import Oracle
+from mpifed.core.problem import Game, Minimax, Minimisation
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
@@ -149,3 +150,40 @@ def test_a_resumed_run_keeps_the_loop_or_vectorised_clients_with_any_size(tmp_pa
     parts = resume(tmp_path / "parts", ["rounds=5"], COMM)
     for block, point in results["whole"].point.items():
         assert torch.equal(point, parts.point[block])
+
+
+@dataclass
+class Rows(Minimax):
+    """mean_j a_j (‖x‖²/2 + xᵀy - ‖y‖²/2); client k has 3 rows and, with ``uneven``, k more."""
+
+    clients: int = 4
+    uneven: bool = False
+
+    def variables(self):
+        return Blocks(x={"x": (2,)}, y={"y": (2,)})
+
+    def client_data(self, k):
+        return (torch.arange(1.0, 4 + k * self.uneven),)
+
+    def initial(self, rng):
+        return {block: torch.ones(2) for block in "xy"}
+
+    def gradients(self, x, y, batch):
+        a = batch[0].mean(1, keepdim=True)
+        return a * (x + y), a * (x - y)
+
+
+@pytest.mark.parametrize("uneven, minibatch, loops", [(False, False, 0), (True, False, 1), (False, True, 0)])
+def test_full_batches_of_one_size_are_evaluated_together(tmp_path, monkeypatch, uneven, minibatch, loops):
+    """They equal those of the loop; clients of different sizes are looped over."""
+    calls, loop = [], Oracle._stack_over_clients
+    monkeypatch.setattr(Oracle, "_stack_over_clients", lambda *args: calls.append(1) or loop(*args))
+    method = (SAGDA if minibatch else FedGDAGT)(K=3, eta_xl=0.02, eta_yl=0.03)
+    points = {}
+    for group in ("all", 1):
+        config = job(Rows(uneven=uneven), tmp_path / str(group), group=group, dtype="float64")
+        points[group] = run(Config(**vars(config) | {"algorithm": method}), COMM).point
+        assert bool(calls) == (loops if group == "all" else not minibatch)
+        calls.clear()
+    for block, point in points["all"].items():
+        torch.testing.assert_close(point, points[1][block], rtol=1e-13, atol=0)  # the rounding of 9 steps

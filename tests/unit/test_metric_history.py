@@ -30,18 +30,18 @@ class Scripted(Game):
         return Scripted.answers.pop(0) if len(Scripted.answers) > 1 else Scripted.answers[0]
 
 
-def run(out, answers, rounds=4, stop=None, **settings) -> mpifed.Result:
+def run(out, answers, rounds=4, stop=None, output=None, **settings) -> mpifed.Result:
     Scripted.answers = list(answers)
     settings = dict(eval_every=1, checkpoint_every=1, overwrite=False) | settings
     config = configuration(FGDA(q=2, gamma=0.02, lam=0.02), Scripted(), out, rounds=rounds, **settings)
-    return mpifed.run(config.model_copy(update={"stop": stop or Stop()}), COMM)
+    return mpifed.run(config.model_copy(update={"stop": stop or Stop(), "output": output}), COMM)
 
 
 @pytest.mark.parametrize("every", [0, 1])
 def test_first_evaluation_determines_the_names(tmp_path, capsys, every):
-    """Missing metrics are NaN, new metrics cause a warning. The sixth answer is for the output point."""
+    """Missing metrics are NaN, new metrics cause a warning. The output point is that of the fifth answer."""
     first = [{"a": 1, "b": 10}, {"a": 2}, {"c": 7, "b": 30, "a": 3}]
-    answers = [*first, {}, {"b": 50, "c": 8, "d": 9}, {"c": 1, "a": 6}]
+    answers = [*first, {}, {"b": 50, "c": 8, "d": 9}, {"a": 6}]
     result, stored = run(tmp_path, answers, checkpoint_every=every), mpifed.load(tmp_path)
     output = capsys.readouterr().err
     assert output.count("Scripted.metrics returns 'c'") == 1 and output.count("after round 2") == 1, output
@@ -50,7 +50,16 @@ def test_first_evaluation_determines_the_names(tmp_path, capsys, every):
         assert list(one.history) == ["round", "a", "b"] and one.history["round"] == [0, 1, 2, 3, 4]
         np.testing.assert_array_equal(one.history["a"], [1, 2, 3, NAN, NAN])
         np.testing.assert_array_equal(one.history["b"], [10, NAN, 30, NAN, 50])
-        np.testing.assert_equal(one.metrics, {"a": 6.0, "b": NAN})
+        np.testing.assert_equal(one.metrics, {"a": NAN, "b": 50.0})
+
+
+@pytest.mark.parametrize("output, metric", [
+    ("last", 3.0), ("average", 3.0),
+    ("uniform", 4.0),  # the last evaluation was that of the current point, not of the drawn one
+])  # fmt: skip
+def test_the_output_is_evaluated_unless_the_last_evaluation_was_its_own(tmp_path, output, metric):
+    result = run(tmp_path, [{"a": k} for k in (1, 2, 3, 4)], rounds=2, output=output)
+    assert result.metrics == {"a": metric}
 
 
 def test_resumed_run_keeps_its_names(tmp_path, capsys):

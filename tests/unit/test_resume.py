@@ -17,7 +17,7 @@ from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.recorder import Recorder
-from mpifed.running.resume import is_done, open_for_run
+from mpifed.running.resume import final_results, open_for_run
 from mpifed.running.run import SweepOutcome, sweep
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint, hdf5
@@ -193,7 +193,7 @@ def test_more_rounds_need_a_checkpoint(without_checkpoints):
 def test_other_job_without_checkpoints(without_checkpoints):
     folder = without_checkpoints
     expect_refusal(folder, "another job: seed is 0 in the stored run and 1 in this job: choose", seed=1)
-    assert not is_done(Folder(folder), config(folder, record=["x"], seed=1))
+    assert not final_results(Folder(folder), config(folder, record=["x"], seed=1))
 
 
 def test_stopping_rule_is_final_until_it_changes(tmp_path):
@@ -370,7 +370,7 @@ def test_damaged_results_without_checkpoints(without_checkpoints, kept):
     (folder / "run.h5").write_bytes((folder / "run.h5").read_bytes()[:kept])
     message = r"run\.h5 cannot be read, and there is no checkpoint|no checkpoint in .*, nor a valid run\.h5"
     expect_refusal(folder, message)
-    assert not is_done(Folder(folder), job(folder))
+    assert not final_results(Folder(folder), job(folder))
     assert run(job(folder, overwrite=True), COMM).end == DONE
 
 
@@ -410,7 +410,7 @@ def test_invalid_results(done, folder, change):
     """The run is not complete; a checkpoint of the end repairs the results."""
     with edited(folder / "run.h5") as file:
         change(file)
-    assert not is_done(Folder(folder), job(folder))
+    assert not final_results(Folder(folder), job(folder))
     bare = shutil.copytree(folder, folder.with_name("bare"), ignore=shutil.ignore_patterns("checkpoint-*"))
     expect_refusal(bare, r"run\.h5 cannot be read|nor a valid run\.h5")
     assert run(job(folder), COMM).end == DONE
@@ -482,7 +482,7 @@ def test_non_finite_values_are_reported_again(tmp_path):
         with pytest.raises(NonFiniteError, match="has already ended: ") as error:
             start()
         assert str(first.value) in str(error.value) and content(tmp_path) == before
-    assert is_done(Folder(tmp_path), diverging)
+    assert final_results(Folder(tmp_path), diverging)
 
 
 def test_other_settings_continue_from_before_non_finite_values(tmp_path):
