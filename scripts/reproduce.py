@@ -13,7 +13,8 @@ skipped, so the same command continues after an interruption.
 contains the job files), stores their results in the folder ``results`` next to FILE, tests the claims, and
 writes docs/experiments.md, or docs/theory_experiments.md for jobs/theory/claims.toml. NAME restricts the runs
 to some experiments or claims. With ``--draw``, nothing is run: the claims are tested with complete runs and
-with stored results of unchanged job files.
+with stored results of unchanged job files. With ``--processes N``, N experiments are executed at a time, or
+N runs of one experiment.
 
 The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes. ``--launch``
 submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
@@ -32,13 +33,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from claims import page
 from claims.entries import Book, read
 from claims.execution import commands, execute, launch
 from claims.figures import draw
-from claims.panels import read_panel
+from claims.panels import Panel, read_panel
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.cli.output import quiet_broken_pipe
@@ -81,7 +84,10 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--full", action="store_true", help="use the papers' sizes, for a cluster")
     parser.add_argument(
-        "--processes", type=int, default=1, help="number of runs at a time, at most one per core (default 1)"
+        "--processes",
+        type=int,
+        default=1,
+        help="number of runs, or with --claims of experiments, at a time; at most one per core (default 1)",
     )
     parser.add_argument(
         "--launch", metavar="OPTIONS", help="submit Slurm job arrays with these options of `mpifed launch`"
@@ -139,16 +145,31 @@ def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) ->
 
 def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespace) -> int:
     """Execute missing runs, write the page and print the verdicts; return an exit code."""
-    for name in [] if given.draw else names:
-        for command in commands(book, name, ()):
-            if code := execute(command, given.processes):
-                return code
-        page.store(book, book.experiments[name])
+    read: dict[str, list[Panel]] = {}
+    if not given.draw:
+        at_once = min(given.processes, len(names))
+        complete = partial(results, book, processes=given.processes // at_once, quiet=at_once > 1)
+        with ThreadPoolExecutor(at_once) as executor:
+            for name, (code, panels) in zip(names, executor.map(complete, names)):
+                if code:
+                    executor.shutdown(cancel_futures=True)
+                    return code
+                read[name] = panels
     source = "" if file == CLAIMS else f"{file} "
-    parts = page.sections(book)
+    parts = page.sections(book, read)
     path = page.write(book, parts, source, given.out)
     print("\n".join([*page.summary(parts), str(path)]))
     return 0
+
+
+def results(book: Book, name: str, processes: int, quiet: bool) -> tuple[int, list[Panel]]:
+    """Execute the missing runs of an experiment and store its results; return an exit code and its panels."""
+    for command in commands(book, name, ()):
+        if code := execute(command, processes, quiet):
+            return code, []
+    panels = page.store(book, book.experiments[name])
+    print(f"{name}: {sum(len(one.runs) for panel in panels for one in panel.settings)} runs are finished")
+    return 0, panels
 
 
 def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given: argparse.Namespace) -> int:

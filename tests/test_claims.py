@@ -614,7 +614,7 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
     assert "LESGD" in page and "`python scripts/reproduce.py --claims jobs/claims.toml later`" in page
     assert (tmp_path / "docs/papers/rotation.png").read_bytes()[:4] == b"\x89PNG"
     assert "| search noise |" in page and "| second search |" in page
-    assert verdicts(tmp_path, "jobs/claims.toml", "later")["open"] == "reproduced"
+    assert verdicts(tmp_path, "jobs/claims.toml", "true", "later", "--processes", "2")["open"] == "reproduced"
     page = (tmp_path / "docs/experiments.md").read_text()
     shutil.rmtree(tmp_path / "runs")
     verdicts(tmp_path, "jobs/claims.toml", "--draw")
@@ -627,7 +627,7 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
 def test_the_page_of_the_theory_follows_from_the_stored_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # without runs
     book, name = read(ROOT / "jobs/theory/claims.toml"), "jobs/theory/claims.toml "
-    page = write(book, sections(book), name, tmp_path / "docs")
+    page = write(book, sections(book, {}), name, tmp_path / "docs")
     assert page.read_text() == (ROOT / "docs" / page.name).read_text()
 
 
@@ -649,6 +649,20 @@ def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
     *_, first, second, third, _ = done.stdout.splitlines()
     said = [re.split(" {2,}", line) for line in (first, second, third)]
     return {name.partition(" (")[0]: word for word, name in said}
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_exit_code_of_a_failed_experiment_is_returned(processes, tmp_path, monkeypatch):
+    table = '[experiment.{}]\nsource = "huang2024adafgda"\nmetric = "error"\n'
+    written(tmp_path, "".join(map(table.format, "abc")) + ENTRY.replace('"job"', '"a"'))
+    for name in "abc":
+        (tmp_path / f"{name}.toml").write_text('[run]\nout = "runs"\n')
+    monkeypatch.chdir(tmp_path)
+    options = ["--claims", "claims.toml", "--processes", processes, "--out", "docs"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *options])
+    monkeypatch.setattr(reproduce, "execute", lambda command, processes, quiet: 3 * ("b.toml" in command[1]))
+    monkeypatch.setattr(reproduce.page, "store", lambda book, one: [])
+    assert reproduce.main() == 3 and not (tmp_path / "docs").exists()
 
 
 @pytest.mark.parametrize(

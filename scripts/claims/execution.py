@@ -41,20 +41,20 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
     return made + ([["sweep", str(book.stated(name)), *sweeps]] if book.stated(name).is_file() else [])
 
 
-def execute(command: Sequence[str], processes: int) -> int:
+def execute(command: Sequence[str], processes: int, quiet: bool = False) -> int:
     """Run a command, ``processes`` of its runs at a time; return the first exit code that is not 0.
 
     mpirun distributes the runs of a search over ranks, but the clients of each run of a sweep. Therefore
     independent processes execute parts of a sweep.
     """
-    mpifed = [sys.executable, "-m", "mpifed", *command]
+    mpifed = [sys.executable, "-m", "mpifed", *command, *(["--quiet"] if quiet else [])]
     if processes == 1:
         lines = [mpifed]
     elif command[0] == "tune":
         lines = [["mpirun", "-n", str(processes), *mpifed]]
     else:
         lines = [
-            [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part else [])]
+            [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part and not quiet else [])]
             for part in range(processes)
         ]
     started = [subprocess.Popen(one) for one in lines]

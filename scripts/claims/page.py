@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -148,9 +148,11 @@ class Section:
         return ", ".join(map(str, seeds))
 
 
-def sections(book: Book) -> list[Section]:
-    """Return the experiments with their existing runs."""
-    return [Section(book, one, panels_of(book, one)) for one in book.experiments.values()]
+def sections(book: Book, read: Mapping[str, list[Panel]]) -> list[Section]:
+    """Return the experiments with their existing runs; ``read`` are panels that have been read already."""
+    return [
+        Section(book, one, read.get(name) or panels_of(book, one)) for name, one in book.experiments.items()
+    ]
 
 
 def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[Panel]:
@@ -175,12 +177,15 @@ def jobs_of(book: Book, one: Experiment) -> list[tuple[Path, bool]]:
     return [*searches, (stated, False)] if stated.is_file() else searches
 
 
-def store(book: Book, one: Experiment) -> None:
-    """Write the results of the complete panels of an experiment."""
+def store(book: Book, one: Experiment) -> list[Panel]:
+    """Write the results of the complete panels of an experiment; return its panels."""
+    panels = []
     for job, second in jobs_of(book, one):
         panel = read_panel(job, one.panels, (), second)
         if panel.settings and not panel.missing:
             stored.write(panel, book.stored(job, second), job)
+        panels.append(panel)
+    return panels
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:

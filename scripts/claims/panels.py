@@ -14,7 +14,7 @@ from mpifed.config.grids import variants
 from mpifed.config.tables import parse_value, read_table
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.labels import differing
-from mpifed.running.resume import is_done
+from mpifed.running.resume import final_results
 from mpifed.storage.files import RUN_FILE
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import load
@@ -122,7 +122,7 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = (), sec
         changes = without(changes, "sweep")
     begun = file.is_file() and "sweep" in read_table(file)  # best.toml has none before the search has ended
     listed = variants(file, changes) if begun else []
-    done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
+    done = [*filter(None, (final_results(Folder(one.config.run.out), one.config) for one in listed))]
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
     name = name if name in ("tuned", SECOND, "stated", "full") else "as given"
