@@ -172,7 +172,8 @@ class RandomDraws:
             if splittable and group * count * width > MAX_DRAWN:
                 first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
             members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
-            same = several_rounds and len(self.members) == len(self.clients)
+            # Before the second round, the number of samples per round is unknown.
+            same = several_rounds and key[1] > 1 and len(self.members) == len(self.clients)
             rounds = MIN_DRAWN // (len(members) * count * width) if same else 1
             values = self._values(key, members, range(first, first + count), rounds, draw)
             block = self._blocks[key] = _DrawnBlock(rows.start, first, values)

@@ -132,14 +132,19 @@ def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
             np.testing.assert_array_equal(found.noise.numpy(), 0.5 * noise)
 
 
-def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
-    asked, plain, sampler = [], sampling.Stream, sampler_of()
+@pytest.mark.parametrize("noise, first, members, draws", [
+    (None, 3, CLIENTS, 1), (Gaussian(0.5), 3, CLIENTS, 2),
+    (Gaussian(0.5), 0, CLIENTS, 6),  # rounds 0 and 1 do not know the number of samples per round
+    (Gaussian(0.5), 3, CLIENTS - 1, 74),  # the next cohort has other members
+])  # fmt: skip
+def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch, noise, first, members, draws):
+    asked, plain, sampler = [], sampling.Stream, sampler_of(noise=noise)
     monkeypatch.setattr(sampling, "Stream", lambda *address: asked.append(address) or plain(*address))
-    for r in range(3, 40):
+    for r in range(first, 40):
         sampler.begin_round(r)
-        sampler.select_members(np.arange(CLIENTS))
-        ask(sampler, 0, slice(0, CLIENTS))
-    assert len(asked) == 1
+        sampler.select_members(np.arange(members))
+        ask(sampler, 0, slice(0, members))
+    assert len(asked) == draws
 
 
 def test_clients_at_different_sample_numbers(limits):
