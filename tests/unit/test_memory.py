@@ -112,7 +112,7 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
 
 
 def test_noise_and_rows_are_not_drawn_at_the_same_time():
-    """An element of noise needs 40 bytes, a row 20; rows are drawn for as many rounds as have 2^14 rows."""
+    """An element of noise needs 40 bytes, a row 20; of small samples, several rounds are drawn at once."""
 
     def samples(d, batch_size, noise):
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})
@@ -121,9 +121,9 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
         return memory_needs(config, config.problem, 4, 4)["samples"]
 
     rows = 4 * 2 * 3 * (2**14 // (4 * 2 * 3)) * 20
-    assert samples(5, 0, True) == 4 * 2 * (2 * 5) * 40
-    assert samples(5, 3, False) == samples(5, 3, True) == rows
-    assert samples(1000, 3, True) == 4 * 2 * (2 * 1000) * 40 > rows
+    noise = 4 * 2 * (2 * 5) * (2**14 // (4 * 2 * (2 * 5))) * 40
+    assert samples(5, 3, False) == rows < noise == samples(5, 0, True) == samples(5, 3, True)
+    assert samples(5000, 3, True) == 4 * 2 * (2 * 5000) * 40
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
     assert torch.equal(point(run(config(tmp_path), SerialComm())), whole)
 
 
-LAST = [(Executor, "groups", 8), (Executor, "groups", 9), (simulation.Simulation, "evaluate", 4)]
+LAST = [(Executor, "groups", 8), (Executor, "groups", 9), (simulation.Simulation, "evaluate", 3)]
 
 
 @pytest.mark.parametrize("owner, name, call", LAST)
