@@ -54,7 +54,7 @@ def execute(command: Sequence[str], processes: int, quiet: bool = False) -> int:
         lines = [["mpirun", "-n", str(processes), *mpifed]]
     else:
         lines = [
-            [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part and not quiet else [])]
+            [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part else [])]
             for part in range(processes)
         ]
     started = [subprocess.Popen(one) for one in lines]
