@@ -21,6 +21,7 @@ import torch
 from mpifed.base.errors import ContractError
 from mpifed.core.client_data import load_client_data
 from mpifed.core.device import DeviceStream, to_device
+from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import Problem, user_problem
 from mpifed.core.sample_words import AddressedBatch
@@ -502,8 +503,10 @@ class Sampler:
                     stream = self._on_device(stream)
                 return (self._load(self.noise(stream, self.width)),)
 
+            # A user's distribution may depend on the number of the round.
+            several_rounds = type(self.noise) in NOISES.values()
             drawn = self._draws.get(
-                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=True
+                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=several_rounds
             )[0]
             noise = samples_first(drawn).unbind()
         if self.has_addresses:

@@ -132,8 +132,14 @@ def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
             np.testing.assert_array_equal(found.noise.numpy(), 0.5 * noise)
 
 
+class Decaying(Gaussian):
+    def __call__(self, stream, size):
+        return super().__call__(stream, size) / int(stream.round)
+
+
 @pytest.mark.parametrize("noise, first, members, draws", [
     (None, 3, CLIENTS, 1), (Gaussian(0.5), 3, CLIENTS, 2),
+    (Decaying(0.5), 3, CLIENTS, 38),  # a user's distribution is called with one round at a time
     (Gaussian(0.5), 0, CLIENTS, 6),  # rounds 0 and 1 do not know the number of samples per round
     (Gaussian(0.5), 3, CLIENTS - 1, 74),  # the next cohort has other members
 ])  # fmt: skip
