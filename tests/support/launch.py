@@ -84,20 +84,30 @@ def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> 
     )
 
 
-def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
-    """Wait for a job; return its exit code and output. After ``limit`` seconds, kill it and fail."""
-    try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"the job hung for {limit} s; its output:\n{output}") from None
+def finish(process: subprocess.Popen, limit: float, log: Path | None = None) -> tuple[int, str]:
+    """Wait for a job; return its exit code and output.
+
+    After ``limit`` seconds, or as many in which the file ``log`` has not grown, kill it and fail.
+    """
+    size = 0
+    while True:
+        try:
+            output, _ = process.communicate(timeout=limit)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            before, size = size, log.stat().st_size if log and log.exists() else 0
+            if size > before:
+                continue
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"the job hung for {limit} s; its output:\n{output}") from None
 
 
-def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
+def launch(
+    ranks: int, arguments: list[str], limit: float = 60, log: Path | None = None, **options
+) -> tuple[int, str]:
     """Run a job to its end; return the exit code and the output of both streams."""
-    return finish(start(ranks, arguments, **options), limit)
+    return finish(start(ranks, arguments, **options), limit, log)
 
 
 def saddle_point(folder: Path, ranks: int, rounds: int, mpi: str = "openmpi") -> np.ndarray:
@@ -129,7 +139,8 @@ def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") ->
     while True:
         began = len(done.read_text().splitlines()) if done.exists() else 0
         try:
-            code, output = launch(ranks, [main, ranks, folder, *arguments], limit=600, mpi=mpi)
+            # A slow machine may need long for all tests, but not for one.
+            code, output = launch(ranks, [main, ranks, folder, *arguments], limit=300, log=done, mpi=mpi)
         except AssertionError as hung:
             code, output = 1, str(hung)
         outputs.append(output)
