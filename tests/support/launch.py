@@ -89,18 +89,22 @@ def finish(process: subprocess.Popen, limit: float, log: Path | None = None) -> 
 
     After ``limit`` seconds, or as many in which the file ``log`` has not grown, kill it and fail.
     """
-    size = 0
+    size = _size(log)
     while True:
         try:
             output, _ = process.communicate(timeout=limit)
             return process.returncode, output
         except subprocess.TimeoutExpired:
-            before, size = size, log.stat().st_size if log and log.exists() else 0
+            before, size = size, _size(log)
             if size > before:
                 continue
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
             raise AssertionError(f"the job hung for {limit} s; its output:\n{output}") from None
+
+
+def _size(log: Path | None) -> int:
+    return log.stat().st_size if log and log.exists() else 0
 
 
 def launch(
