@@ -36,7 +36,7 @@ INDEX = f"""{MARK}
 # Gallery
 
 For every problem, the gallery compares all methods that can solve it, with tuned settings. `mpifed tune`
-searches the settings of each method with the same number of oracle calls, on validation data if the problem
+searches the settings of each method with the same budget of oracle calls, on validation data if the problem
 has them. The pages show runs of the best settings with new seeds. The problems and searches are small (some
 minutes each on one core), so the rankings are valid for this size only. The following command creates a page:
 
