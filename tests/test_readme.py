@@ -1,8 +1,10 @@
 """The files of the README and of docs/ are written, and their commands are run in order in one folder."""
 
+import inspect
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +110,29 @@ def test_the_artifact_appendix_lists_every_experiment():
     names = re.findall(r"^\[experiment\.(\w+)\]", (ROOT / "jobs/papers/claims.toml").read_text(), re.M)
     appendix = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", appendix, re.M) == names
+
+
+def test_counts_on_the_pages_are_those_of_the_package():
+    from mpifed.algorithms import ALGORITHMS
+    from mpifed.problems import PROBLEMS
+
+    def lines(method) -> int:
+        """The lines of a method and of the built-in classes that it extends."""
+        classes = getattr(method, "cls", method).__mro__
+        own = [cls for cls in classes if cls.__module__.startswith("mpifed.algorithms.")]
+        return sum(len(inspect.getsource(cls).splitlines()) for cls in own)
+
+    for page in ("README.md", "index.md", "software_paper.md"):
+        text = (ROOT / "docs" / page if page != "README.md" else PAGES[0]).read_text(encoding="utf-8")
+        counts = re.findall(r"\b(\d+)\s+(methods|problems)\b", text)
+        assert {*counts} == {(str(len(ALGORITHMS)), "methods"), (str(len(PROBLEMS)), "problems")}, page
+    stated = re.search(r"(\d+) to (\d+) lines, (\d+) in the median", text).groups()
+    each = [*map(lines, ALGORITHMS.values())]
+    assert [*map(int, stated)] == [min(each), max(each), statistics.median(each)]
+    searches = [path.read_text() for path in (ROOT / "jobs/papers").glob("*.toml")]
+    searches = [job for job in searches if "\n[tune]" in job]
+    proportional = sum('budget = "proportional"' in job for job in searches)
+    assert f"In {proportional} of the {len(searches)} searches" in text
 
 
 def test_every_job_file_is_valid():
