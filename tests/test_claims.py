@@ -23,11 +23,12 @@ import reproduce
 from claims.entries import Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
-from claims.page import _settled, outcome, sections, write
-from claims.panels import matches, task_title
+from claims.page import _settled, outcome, panels_of, sections, write
+from claims.panels import matches, restricted, task_title
 from claims.values import values_by_seed, worst
 from claims.verdicts import is_improving, judge, verdict, with_second_search
 from mpifed.base.errors import ConfigError
+from mpifed.theory import prescribe
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/reproduce.py"
@@ -629,6 +630,36 @@ def test_the_page_of_the_theory_follows_from_the_stored_results(tmp_path, monkey
     book, name = read(ROOT / "jobs/theory/claims.toml"), "jobs/theory/claims.toml "
     page = write(book, sections(book, {}), name, tmp_path / "docs")
     assert page.read_text() == (ROOT / "docs" / page.name).read_text()
+
+
+def test_the_bounds_on_the_page_of_the_theory_are_those_of_the_games(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without runs
+    book = read(ROOT / "jobs/papers/claims.toml")
+    (games,) = panels_of(book, book.experiments["bounds_of_the_theorems"])
+    page = " ".join((ROOT / "docs/theory.md").read_text().split())
+    job = {"rounds": 40, "algorithm.K": 8, "problem.clients": 8, "oracle.noise.scale": 0.1}
+    stated = {
+        "wang-kale-3": "113 with H = 8 inner steps, 13.5 with 20 and 10.2 from 40 on",
+        "wang-kale-4": "35,107 with H = 8, 1,566 with 20 and 473 with 40",
+    }
+    for name, text in stated.items():
+        (setting,) = restricted(games, job | {"algorithm.eta": name}).settings
+        constants = [run.config["theory"] for run in setting.runs]
+        bounds = [
+            np.mean(
+                [
+                    prescribe(
+                        name,
+                        **{key: one for key, one in own.items() if key not in ("of", "times")} | {"H": H},
+                    ).bound
+                    for own in constants
+                ]
+            )
+            for H in (8, 20, 40)
+        ]
+        numbers = [float(one.replace(",", "")) for one in re.findall(r"(?<!= )\b[\d,.]*\d\b", text)]
+        found = [one for one in numbers if one not in (8, 20, 40)]
+        assert text in page and found == pytest.approx(bounds, rel=5e-3), name  # three digits
 
 
 def test_the_headline_figures_are_drawn_from_the_stored_results(tmp_path, monkeypatch):
