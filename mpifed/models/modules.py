@@ -120,6 +120,8 @@ class Module(UserObject, Network):
             )
             _expect_same(_constants(again), _constants(other), random)
             _expect_registered(module)
+            for one in (module, again):
+                _use_dense_gradients(one)
             module = _cast_module(module, torch.get_default_dtype())
             before = {name: (tensor, tensor.clone()) for name, tensor in _plain_tensors(module).items()}
             self.has_dropout = _expect_network(module, self._inputs(), outputs)
@@ -267,6 +269,13 @@ def _copied(module: nn.Module) -> nn.Module:
             f"is a module object that cannot be copied ({type(error).__name__}: {error}): pass its class, or "
             "a function that creates it"
         ) from error
+
+
+def _use_dense_gradients(module: nn.Module) -> None:
+    """Make the gradients of embeddings dense, because torch does not vectorise operations on sparse ones."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
 
 
 def _own_attributes(layer: nn.Module) -> dict[str, Any]:
