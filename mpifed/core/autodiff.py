@@ -259,13 +259,13 @@ class Gradients:
                 create_graph=True,
                 materialize_grads=True,
             )
-            slope = torch.cat([part.reshape(count or 1, -1) for part in slopes], dim=1)
+            slope = torch.cat([_flat(part, count or 1) for part in slopes], dim=1)
             along = (slope * v).sum()
         leaves = [leaf for block in named for leaf in block.values()]
         if not along.requires_grad:  # the gradient in y is constant
             return torch.cat([torch.zeros_like(leaf).reshape(count or 1, -1) for leaf in leaves], dim=1)
         parts = torch.autograd.grad(along, leaves, materialize_grads=True)
-        return torch.cat([part.reshape(count or 1, -1) for part in parts], dim=1)
+        return torch.cat([_flat(part, count or 1) for part in parts], dim=1)
 
     def _evaluate(self, loss: Callable, named: list[dict[str, torch.Tensor]], batch: tuple) -> torch.Tensor:
         before = torch.is_grad_enabled()
@@ -291,7 +291,12 @@ class Gradients:
         """Return the gradients of ``value`` with respect to all parameters, ``[count, d]``."""
         leaves = [leaf for block in named for leaf in block.values()]
         parts = torch.autograd.grad(value, leaves, torch.ones_like(value), materialize_grads=True)
-        return torch.cat([part.reshape(count, -1) for part in parts], dim=1)
+        return torch.cat([_flat(part, count) for part in parts], dim=1)
+
+
+def _flat(gradient: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a gradient ``[C, ...]`` as ``[C, d]``; that of an embedding may be sparse."""
+    return (gradient.to_dense() if gradient.is_sparse else gradient).reshape(count, -1)
 
 
 class _Leaves:
@@ -331,10 +336,10 @@ class _Leaves:
         if self._gradient is not None:
             return self._gradient.clone()
         parts = [
-            leaf.new_zeros(leaf.numel()) if leaf.grad is None else leaf.grad.reshape(-1)
+            leaf.new_zeros(1, leaf.numel()) if leaf.grad is None else _flat(leaf.grad, 1)
             for leaf in self._leaves
         ]
-        return torch.cat(parts).unsqueeze(0)
+        return torch.cat(parts, dim=1)
 
 
 #: The backend of ``torch.compile``.

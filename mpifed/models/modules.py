@@ -5,8 +5,9 @@ the built-in networks and can be vectorised over clients. It is tested on random
 
 * Parameters are variables. A parameter that layers share is one variable with its first name. A frozen
   parameter (``requires_grad = False``) is not a variable; like a buffer, it keeps its initial value.
-* Buffers are constants. Random buffers are refused, because they do not depend on the seed of the run, and so
-  is a ``forward`` that writes to a buffer.
+* Buffers are constants, and so are tensors in plain attributes that ``forward`` only reads. Random constants
+  are refused, because they do not depend on the seed of the run, and so is a ``forward`` that writes to a
+  buffer. A tensor that ``forward`` keeps in a plain attribute is no part of the function.
 * Functions that couple the samples of a batch are refused, because the loss of a batch would be a biased
   estimate of a client's loss. Batch normalisation is one of them; its running averages are not variables and
   differ between heterogeneous clients (Hsieh et al. 2020).
@@ -21,7 +22,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
@@ -46,6 +48,14 @@ GROUPS = 32
 ROUNDING = 1e-3
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+#: Modules that distribute a batch over devices, around the module of the user.
+_WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
+#: Attributes that every module has.
+_OF_TORCH = frozenset(vars(nn.Module()))
+#: Remedy for an axis of samples that is missing in the output for one sample.
+SQUEEZED = (
+    "(.squeeze() without an axis also removes the axis of the samples: use .squeeze(-1) or .flatten(1))"
+)
 
 
 class Module(UserObject, Network):
@@ -75,10 +85,9 @@ class Module(UserObject, Network):
         digest = hashlib.sha256(repr(value).encode())
         for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
             digest.update(f"{name} {tensor.dtype} {tensor.requires_grad}".encode())
-            if not _is_lazy(tensor):
-                digest.update(
-                    tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-                )
+            if not (_is_lazy(tensor) or tensor.is_meta):
+                values = tensor.detach().cpu().to_dense().reshape(-1).contiguous()
+                digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     @classmethod
@@ -98,24 +107,38 @@ class Module(UserObject, Network):
         self._samples = torch.rand(BATCH, *sample_shape, dtype=torch.float64, generator=generator)
         self._placed = {}
         with self._config_errors():
-            module, again = self._initialised(0), self._initialised(0)
+            # Two modules, because one in which forward has kept a tensor cannot be copied.
+            module, again, other = self._initialised(0), self._initialised(0), self._initialised(1)
             _expect_same(
                 _state(module),
                 _state(again),
                 "differs between two modules that are created with the same seed",
             )
-            self._constants = _constants(module)
-            _expect_same(
-                self._constants,
-                _constants(self._initialised(1)),
-                "is random, but not a trained parameter: expected a constant",
+            random = (
+                "is random, but not a trained parameter: expected a constant, or a module object instead of "
+                "its class"
             )
+            _expect_same(_constants(again), _constants(other), random)
+            _expect_registered(module)
+            for one in (module, again):
+                _use_dense_gradients(one)
             module = _cast_module(module, torch.get_default_dtype())
+            before = {name: (tensor, tensor.clone()) for name, tensor in _plain_tensors(module).items()}
             self.has_dropout = _expect_network(module, self._inputs(), outputs)
-        self._train, self._eval = module.train(), copy.deepcopy(module).eval()
-        self._names = _first_names(module)
+            after = _plain_tensors(module)
+            unchanged = [
+                name for name, (tensor, value) in before.items()
+                if after.get(name) is tensor and _same(tensor, value)
+            ]  # fmt: skip
+            for one in (module, again, other):
+                _register_buffers(one, unchanged)
+            self._constants = _constants(again)
+            _expect_same(self._constants, _constants(other), random)
+        again = _cast_module(again, torch.get_default_dtype())
+        self._train, self._eval = module.train(), again.eval()
+        self._names = _first_names(again)
         self.place(torch.device("cpu"), torch.get_default_dtype())
-        parameters = dict(module.named_parameters())
+        parameters = dict(again.named_parameters())
         return {name: tuple(parameters[name].shape) for name in dict.fromkeys(self._names.values())}
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> Tensors:  # type: ignore[override]
@@ -173,11 +196,15 @@ class Module(UserObject, Network):
     def _create(self, seed: int) -> torch.nn.Module:
         """Return a new module, or a copy of a given one; new parameters are created in float64."""
         if self.is_instance:
-            return copy.deepcopy(self.given).cpu()
-        with _seeded(seed):
-            module = self.make()
-        if not isinstance(module, nn.Module):
-            raise Unsupported(f"returns a {type(module).__name__}: expected an nn.Module")
+            module = _copied(self.given)
+        else:
+            with _seeded(seed), torch.no_grad():
+                module = self.make()
+            if not isinstance(module, nn.Module):
+                raise Unsupported(f"returns a {type(module).__name__}: expected an nn.Module")
+        while isinstance(module, _WRAPPERS):
+            module = module.module
+        _expect_stored(module)
         return module.cpu()
 
     def _initialised(self, seed: int) -> torch.nn.Module:
@@ -223,6 +250,59 @@ def _seeded(seed: int) -> Iterator[None]:
             torch.set_default_dtype(dtype)
 
 
+def _copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, without the history of tensors that its ``forward`` has kept.
+
+    Raises:
+        Unsupported: the module cannot be copied.
+    """
+    kept = [
+        value
+        for layer in module.modules()
+        for value in tree_leaves(_own_attributes(layer))
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        return copy.deepcopy(module, {id(value): value.detach().clone() for value in kept})
+    except Exception as error:  # a user's object may raise anything
+        raise Unsupported(
+            f"is a module object that cannot be copied ({type(error).__name__}: {error}): pass its class, or "
+            "a function that creates it"
+        ) from error
+
+
+def _use_dense_gradients(module: nn.Module) -> None:
+    """Make the gradients of embeddings dense, because torch does not vectorise operations on sparse ones."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
+
+
+def _own_attributes(layer: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a layer that are not parameters, buffers or layers, by name."""
+    return {name: value for name, value in vars(layer).items() if name not in _OF_TORCH}
+
+
+def _plain_tensors(module: nn.Module) -> Tensors:
+    """Return the tensors in attributes of all layers that are neither parameters nor buffers, by name."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, layer in module.named_modules()
+        for name, value in _own_attributes(layer).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _register_buffers(module: nn.Module, names: list[str]) -> None:
+    """Make plain tensors buffers that are not in the ``state_dict``."""
+    for name in names:
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        tensor = getattr(owner, last)
+        delattr(owner, last)
+        owner.register_buffer(last, tensor, persistent=False)
+
+
 def _state(module: nn.Module) -> Tensors:
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
@@ -260,10 +340,18 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
         Unsupported: the module is not supported.
     """
     _expect_layers(module)
+    _expect_signature(module, inputs)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    parameters = {name for name, _ in module.named_parameters()}
     fewer = tuple(one[1:] for one in inputs)  # recurrent layers over the batch depend on the first sample
     with _NoRandomness(), torch.enable_grad():
-        value, again, part = (_call(module.eval(), given) for given in (inputs, inputs, fewer))
+        value, part = (_call(module.eval(), given) for given in (inputs, fewer))
+        with torch.no_grad():  # as in evaluations
+            again = _call(module, inputs)
+    if created := sorted({name for name, _ in module.named_parameters()} - parameters):
+        raise Unsupported(
+            f"creates the parameter {created[0]!r} in forward: expected in __init__, or by a lazy layer"
+        )
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
@@ -276,9 +364,11 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
             "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
             "and attention need batch_first=True)"
         )
+    _expect_one_sample(module.eval(), inputs, outputs)
     words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
     with DropoutMode(words) as dropping, _NoRandomness():
         trained = _call(module.train(), inputs)
+        _expect_one_sample(module, inputs, outputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(
             "returns another output in training than in evaluation, without dropout: expected the same output"
@@ -287,6 +377,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     for name in sorted(before.keys() | after.keys()):
         if name not in before or name not in after or not _same(before[name], after[name]):
             raise Unsupported(f"writes to its buffer {name!r} in forward: expected constant buffers")
+    _expect_gradients(module.eval(), inputs, value)
     return dropping.used
 
 
@@ -295,22 +386,116 @@ def _same_rows_at_another_point(module: nn.Module, inputs: tuple, fewer: tuple) 
 
     At the start, outputs are constant if the weights of the last layer are 0. An error is no disagreement.
     """
-    module, generator = copy.deepcopy(module), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in module.parameters():
+    generator, values = torch.Generator().manual_seed(0), {}
+    for name, tensor in module.named_parameters():
+        if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-            tensor += (tensor.abs().mean().nan_to_num() or 0.1) * noise
+            values[name] = tensor.detach() + (tensor.detach().abs().mean().nan_to_num() or 0.1) * noise
+    moved = _replaced(module, values)
     try:
         with _NoRandomness():
-            return _close(_call(module, fewer), _call(module, inputs)[1:])
+            return _close(_call(moved, fewer), _call(moved, inputs)[1:])
     except Unsupported:
         return True
+
+
+def _replaced(module: nn.Module, values: Tensors) -> Callable[..., Any]:
+    """Return a module as a function of its inputs, with other values of its parameters."""
+    return lambda *inputs: torch.func.functional_call(module, values, inputs)
+
+
+def _expect_one_sample(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: int) -> None:
+    """Call a module on one sample: a client may have one row, and an evaluation may end with one row."""
+    first = tuple(one[:1] for one in inputs)
+    try:
+        value = _call(module, first)
+        _expect_shape(value, [1, outputs], first)
+    except Unsupported as error:
+        sentence, *frames = str(error).split("\n")
+        raise Unsupported("\n".join([f"{sentence} {SQUEEZED}", *frames])) from error.__cause__
+
+
+def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value: torch.Tensor) -> None:
+    """Compare the gradient of a module with the gradient of the function that is used in its place.
+
+    Args:
+        value: the module's outputs for the inputs, in the same mode.
+    """
+    trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
+    with torch.enable_grad(), _NoRandomness():
+        again = _call(_replaced(module, leaves), inputs)
+        try:
+            value.square().sum().backward()
+            again.square().sum().backward()
+        except Exception as error:  # a user's autograd function may raise anything
+            text = f"has no gradient: {type(error).__name__}: {error}"
+            raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
+    for name, tensor in trained.items():
+        expected, found = (torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+                           for one in (tensor, leaves[name]))  # fmt: skip
+        tensor.grad = None
+        if not _close(found, expected):
+            raise Unsupported(
+                f"has another gradient of {name!r} when the values of its parameters are passed by "
+                "torch.func.functional_call: expected no hooks of parameters, only hooks of modules"
+            )
+
+
+def _expect_stored(module: nn.Module) -> None:
+    """Raise an error for modules that torch has compiled to TorchScript, and for tensors without values."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            where = f"has a TorchScript module at {name!r}" if name else "is a TorchScript module"
+            raise Unsupported(
+                f"{where}, whose parameters cannot be replaced: expected the original nn.Module"
+            )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise Unsupported(f"has {name!r} on the meta device: expected a tensor with values")
+
+
+def _expect_registered(module: nn.Module) -> None:
+    """Raise an error for trained tensors of which torch does not know that they are parameters."""
+    known = {id(one) for one in (*module.modules(), *module.parameters())}
+    for path, layer in module.named_modules():
+        for name, value in _own_attributes(layer).items():
+            for one in tree_leaves(value):
+                tensors = one.parameters() if isinstance(one, nn.Module) else [one]
+                trained = any(
+                    isinstance(tensor, torch.Tensor)
+                    and tensor.requires_grad
+                    and tensor.is_leaf
+                    and id(tensor) not in known
+                    for tensor in tensors
+                )
+                if trained:
+                    raise Unsupported(
+                        f"has tensors that require gradients in {f'{path}.{name}' if path else name!r}, but "
+                        "are not its parameters, so they would not be trained: expected nn.Parameter, "
+                        "nn.ModuleList, nn.ParameterList or the like, or requires_grad_(False)"
+                    )
+
+
+def _expect_signature(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Raise an error for a ``forward`` that cannot be called with the inputs alone."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        call = "forward(samples)" if len(inputs) == 1 else "forward(vectors, lengths)"
+        raise Unsupported(
+            f"has forward{signature}, but is called as {call} ({error}): wrap it in a module whose forward "
+            "takes these arguments"
+        ) from None
 
 
 def _expect_layers(module: nn.Module) -> None:
     """Raise an error for modules without trained parameters, and for layers with batch statistics."""
     for name, layer in module.named_modules():
         where = f"has {type(layer).__name__} at {name!r}" if name else f"is a {type(layer).__name__}"
+        if isinstance(layer, _WRAPPERS):
+            raise Unsupported(f"{where}, which distributes a batch over devices: use its .module")
         if isinstance(layer, _BATCH_NORMS):
             width = layer.num_features
             # On vectors [b, width], width groups would contain one value each and have the constant output 0.
@@ -329,6 +514,9 @@ def _expect_layers(module: nn.Module) -> None:
     if not trained:
         raise Unsupported("has no parameters to train")
     for name, tensor in trained.items():
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise Unsupported(f"has the parameter {name!r} of layout {kind}: expected a dense tensor")
         if not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
             raise Unsupported(
@@ -336,7 +524,7 @@ def _expect_layers(module: nn.Module) -> None:
             )
 
 
-def _call(module: nn.Module, inputs: tuple[torch.Tensor, ...]):
+def _call(module: Callable[..., Any], inputs: tuple[torch.Tensor, ...]):
     """Return the output of a module.
 
     Raises:
@@ -347,7 +535,7 @@ def _call(module: nn.Module, inputs: tuple[torch.Tensor, ...]):
     except _RandomOperation as error:
         text = (
             f"draws random numbers in forward ({error}): only torch.nn's Dropout layers and attention, and "
-            "torch.nn.functional.dropout may do so"
+            "torch.nn.functional.dropout may do so, and parameters are created in __init__ or by lazy layers"
         )
         raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from None
     except Exception as error:  # a user's code may raise anything
@@ -365,7 +553,9 @@ def _described(inputs: tuple[torch.Tensor, ...]) -> str:
 def _expect_shape(value, shape: list[int], inputs: tuple[torch.Tensor, ...]) -> None:
     expected = f"for {_described(inputs)}: expected a tensor {shape} (batch, outputs)"
     if not isinstance(value, torch.Tensor):
-        raise Unsupported(f"returns a {type(value).__name__} {expected}")
+        raise Unsupported(
+            f"returns a {type(value).__name__} {expected}, so a forward that returns the scores alone"
+        )
     if list(value.shape) != shape:
         raise Unsupported(f"has outputs of shape {list(value.shape)} {expected}")
     if not value.is_floating_point():
@@ -383,7 +573,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.shape == other.shape
         and one.dtype == other.dtype
-        and bool(((one == other) | ((one != one) & (other != other))).all())
+        and torch.allclose(one.to_dense(), other.to_dense(), rtol=0, atol=0, equal_nan=True)
     )
 
 
@@ -416,13 +606,28 @@ def _cast(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> tor
 
 
 def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Move a module to the CPU and cast it to the precision of ``dtype``."""
+    """Move a module and its plain tensors to the CPU and cast them to the precision of ``dtype``."""
     for parameter in module.parameters():
         parameter.data = _cast(parameter.data, torch.device("cpu"), dtype)
     for name, buffer in module.named_buffers(remove_duplicate=False):
         owner, _, last = name.rpartition(".")
         setattr(module.get_submodule(owner), last, _cast(buffer, torch.device("cpu"), dtype))
+    for layer in list(module.modules()):
+        for name, value in _own_attributes(layer).items():
+            leaves = tree_leaves(value)
+            # Recurrent layers have lists of their parameters, which remain the same objects.
+            if any(isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in leaves):
+                setattr(layer, name, tree_map(lambda one: _cast_plain(one, dtype), value))
+            for hidden in (one for one in leaves if isinstance(one, nn.Module)):
+                if all(hidden is not one for one in module.modules()):  # a frozen layer in a list
+                    hidden.to(dtype)
     return module
+
+
+def _cast_plain(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, nn.Parameter) or not isinstance(value, torch.Tensor):
+        return value
+    return _cast(value.detach(), torch.device("cpu"), dtype)
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:

@@ -2,8 +2,9 @@
 
 Interpretation of the paper: It uses a two-layer recurrent network with two outputs and one prediction h. Here
 h is the positive minus the negative output, so with ``score = "sigmoid"`` it is the softmax probability of
-the positive class. Words without a vector are left out, and texts are cut to the first ``length`` words. The
-vectors are not trained.
+the positive class. Words without a vector are left out, and texts are cut to the first ``length`` words. A
+text without any word that has a vector is one word with the vector 0, so that means over words are defined.
+The vectors are not trained.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class TextAUC(AUC):
         if samples.device not in self._tables:
             self._tables[samples.device] = self._table.to(samples.device)
         vectors = self._tables[samples.device][samples].to(x["a"].dtype)
-        negative, positive = self.model(x, vectors, (samples > 0).sum(1)).unbind(1)
+        lengths = (samples > 0).sum(1).clamp(min=1)
+        negative, positive = self.model(x, vectors, lengths).unbind(1)
         return positive - negative
 
     @torch.no_grad()

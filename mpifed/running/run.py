@@ -163,13 +163,18 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
     if isinstance(job, Config):
         table = job.table()
     elif isinstance(job, dict):
-        table = copy.deepcopy(job)
+        table = _copied(job)
     elif isinstance(job, str | Path):
         table = read_table(job)
     else:
         raise ConfigError(f"expected a Config, a table or the path of a job file, got {job!r}")
     _override(table, overrides)
     return Config.from_table(table)
+
+
+def _copied(table: dict) -> dict:
+    """Return a copy of a table and its sections, with the same values: objects may not support copies."""
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
 def _config_of_stored(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:

@@ -1,7 +1,8 @@
 """Metrics of a problem at a point, excluded from the costs; held-out rows are scored on all ranks.
 
 The first evaluation of a run determines the columns of its history: a metric that a later evaluation lacks is
-recorded as NaN, and a metric that only a later evaluation has is omitted with a warning.
+recorded as NaN, and a metric that only a later evaluation has is omitted with a warning. The first NaN of a
+metric is a warning, too, with the first row whose scores are not finite, if any.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
 from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Details, split_metric_name
+from mpifed.core.numerics import all_finite
 from mpifed.core.problem import Game, Operator, Problem, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
@@ -100,6 +102,7 @@ class Evaluator:
         self.names: Sequence[str] | None = None
         self._tuning: FineTuning | None = None
         self._warned: set[str] = set()
+        self._undefined: set[str] = set()  # metrics for whose NaN a warning was given
         train = ["train"] if "train" in on else []
         with collective_errors(comm, ValueError):
             with user_code_errors(f"{type(problem).__name__}.tested_on"):
@@ -185,10 +188,14 @@ class Evaluator:
                 if self.comm.rank == 0:
                     measures = stationarity or {} if split == "test" else {}
                     found = self._values(problem, named, predictions, r, split, measures)
-                    values |= {_title(split, name): value for name, value in found.items()}
+                    found = {_title(split, name): value for name, value in found.items()}
+                    self._warn_of_nan(
+                        found, r, f"row {{}} of the {split} split", _non_finite_row(predictions)
+                    )
+                    values |= found
                     details = details if split != "test" else evaluation_details(problem, predictions)
         if self.clients:
-            table = self._client_table(lambda position: named, r)
+            table = self._client_table(lambda position: named, r, CLIENTS)
             values |= client_summary(CLIENTS, table, self.maximised)
             details = details._replace(clients=table)
         if self._tuning:
@@ -198,7 +205,7 @@ class Evaluator:
                 parts = tune(position, flat, r).split([*blocks.sizes.values()])
                 return [blocks.unflatten(block, part) for block, part in zip(blocks, parts)]
 
-            table = self._client_table(tuned, r)
+            table = self._client_table(tuned, r, PERSONAL)
             values |= client_summary(PERSONAL, table, self.maximised)
             own = {split_metric_name(PERSONAL, name): column for name, column in table.items()}
             details = details._replace(clients=details.clients | own)
@@ -206,7 +213,24 @@ class Evaluator:
             self.details = details
             return self._columns(values | (stationarity or {}), r) if self.comm.rank == 0 else {}
 
-    def _client_table(self, point_of: Callable[[int], list], r: int) -> dict[str, np.ndarray]:
+    def _warn_of_nan(self, values: Mapping[str, float], r: int, where: str, row: int | None) -> None:
+        """Warn about metrics that are NaN for the first time.
+
+        Args:
+            where: the rows of the scores, with "{}" for a number.
+            row: the first row whose scores are not finite, if any.
+        """
+        new = [name for name, value in values.items() if math.isnan(value) and name not in self._undefined]
+        if not new:
+            return
+        self._undefined.update(new)
+        cause = "it is undefined for these labels or this point, although all scores are finite"
+        if row is not None:
+            cause = f"the network's output for {where.format(row)} is not finite"
+            cause += ", at the starting point: check the data of that row" if r == 0 else ""
+        warning(f"nan after round {r} in {', '.join(new)}: {cause}")
+
+    def _client_table(self, point_of: Callable[[int], list], r: int, prefix: str) -> dict[str, np.ndarray]:
         """Return every metric on each client's samples, ``[N]``, on all ranks. Collective.
 
         ``point_of`` returns the evaluated point of the client at a position of this rank.
@@ -216,19 +240,28 @@ class Evaluator:
         """
         assert self.placement is not None
         with collective_errors(self.comm, ValueError):
-            by_client = {}
+            by_client, rows = {}, {}
             for position, client in enumerate(self.placement.clients_of(self.comm.rank).tolist()):
                 problem, point = self.problem.tested_on(client), point_of(position)
                 scores = _scores(problem, point, 0, problem.test_rows)
                 by_client[client] = self._values(problem, point, scores, r, client)
+                rows[client] = _non_finite_row(scores)
         names = json.dumps([*by_client[0]]) if 0 in by_client else None
         columns = json.loads(broadcast_text(self.comm, names, int(self.placement.rank_of[0])))
         columns += self._union({*chain(*by_client.values())}.difference(columns))
-        table = np.zeros((self.placement.clients, len(columns)))
+        # The last column has the first row whose scores are not finite, NaN without such a row.
+        table = np.zeros((self.placement.clients, len(columns) + 1))
         for client, values in by_client.items():
-            table[client] = [values.get(name, np.nan) for name in columns]
+            row = np.nan if rows[client] is None else rows[client]
+            table[client] = [*(values.get(name, np.nan) for name in columns), row]
         self.comm.allreduce_(table)  # all other ranks add 0 to a client's row
-        return dict(zip(columns, table.T))
+        by_name, client = dict(zip(columns, table.T)), int((table[:, -1] >= 0).argmax())
+        if self.comm.rank == 0:
+            values = {split_metric_name(prefix, name): column[client] for name, column in by_name.items()}
+            found = None if np.isnan(table[client, -1]) else int(table[client, -1])
+            values = values if found is not None else client_summary(prefix, by_name, self.maximised)
+            self._warn_of_nan(values, r, f"row {{}} of the evaluated samples of client {client}", found)
+        return by_name
 
     def _union(self, names: Iterable[str]) -> list[str]:
         """Return the names of all ranks, sorted. Collective."""
@@ -297,11 +330,24 @@ def _title(split: str, metric: str) -> str:
 def _scores(problem: Problem, point, first: int, last: int) -> torch.Tensor:
     """Return the scores of the held-out rows ``first .. last - 1``; ``[0]`` without rows."""
     with user_code_errors(f"{type(problem).__name__}.predict"):
-        parts = [
-            problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
-            for start in range(first, last, SCORE_ROWS)
-        ]
+        parts = []
+        for start in range(first, last, SCORE_ROWS):
+            rows = slice(start, min(start + SCORE_ROWS, last))
+            parts.append(problem.predict(*point, rows))
+            if not parts[-1].dim() or len(parts[-1]) != rows.stop - start:
+                raise ContractError(
+                    f"{type(problem).__name__}.predict returned scores of shape {list(parts[-1].shape)} for "
+                    f"{rows.stop - start} row(s): expected one score, or one row of scores, per row; "
+                    ".squeeze() without an axis also removes the axis of a single row: use .squeeze(-1)"
+                )
         return torch.cat(parts).cpu().double() if parts else torch.empty(0, dtype=torch.float64)
+
+
+def _non_finite_row(scores: torch.Tensor | None) -> int | None:
+    """Return the number of the first row whose scores are not finite; ``None`` if there is none."""
+    if scores is None or all_finite(scores):
+        return None
+    return int((~torch.isfinite(scores)).reshape(len(scores), -1).any(dim=1).nonzero()[0])
 
 
 def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:

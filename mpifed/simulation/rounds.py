@@ -24,7 +24,7 @@ from mpifed.core.problem import Problem
 from mpifed.core.records import Layout, State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import CollectiveError, broadcast_text, collective_errors
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
@@ -34,6 +34,7 @@ from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
 from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.start_point import expect_gradient, non_finite_row
 from mpifed.simulation.state import Allocation
 
 __all__ = ["NonFiniteError", "Rounds"]
@@ -122,6 +123,8 @@ class Rounds:
         oracle.clip, oracle.clip_jointly = config.oracle.clip, config.oracle.clip_over == "all"
         if config.run.evaluation != PLAIN:
             expect_evaluated(oracle, size, transport.comm)
+        else:
+            expect_gradient(oracle, bool(config.algorithm.minibatch_alternative), transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
         average = Phase(_no_client_function, memory.client_blocks)
         self._average = self._stage(average) if memory.client_blocks.fields else None
@@ -221,7 +224,7 @@ class Rounds:
         non_finite = self._step_clients(stage, now, cohort)
         reads, _ = shared.pop_accesses()
         controls = stage.reduction.finish(control)
-        _check_mean(self.transport.comm, r, stage, non_finite)
+        self._check_mean(r, stage, non_finite)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices)
@@ -229,6 +232,43 @@ class Rounds:
         _check_shared(r, stage, shared)
         self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
         return controls
+
+    def _check_mean(self, round: int, stage: Stage, found: _NonFiniteMessage | None) -> None:
+        """Raise a NonFiniteError on all ranks if an average is not finite. Collective in that case.
+
+        Args:
+            found: the first message on this rank that is not finite.
+        """
+        if stage.reduction.mean_is_finite():
+            return
+        comm = self.transport.comm
+        first = np.array([found.client if found else _NO_CLIENT], dtype=np.int64)
+        comm.allreduce_(first, "min")
+        if first[0] == _NO_CLIENT:
+            raise NonFiniteError(
+                f"non-finite value in round {round}: the sum of finite messages overflows in phase "
+                f"{stage.phase.name!r}: reduce the step sizes"
+            )
+        hosts_client = found is not None and found.client == first[0]
+        owner = np.array([comm.rank if hosts_client else comm.size], dtype=np.int64)
+        comm.allreduce_(owner, "min")
+        text = self._described(stage, found) if found and hosts_client else ""
+        text = broadcast_text(comm, text, int(owner[0]))
+        raise NonFiniteError(f"non-finite value in round {round}: client {first[0]}, {text}")
+
+    def _described(self, stage: Stage, found: _NonFiniteMessage) -> str:
+        """Describe a message that is not finite: its fields and the likely cause."""
+        fields = _non_finite_fields(stage.mean.layout, found.message)
+        position = int(np.flatnonzero(self.hosted == found.client)[0])
+        rows = non_finite_row(self.executor.oracle, position)
+        cause = (
+            f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
+            "size changes: check these data for values at which the problem's functions are undefined, such "
+            "as a row of zeros that is divided by its norm"
+            if rows
+            else "reduce the step sizes, or check that the problem's functions are finite at every point"
+        )
+        return f"{fields} of `message` (phase {stage.phase.name!r}): {cause}"
 
     def _run_server(self, stage: Stage, now: Now) -> None:
         """Run the server function; without one, averages replace the fields of ``shared`` of the same names.
@@ -347,33 +387,6 @@ def _first_non_finite(
         return None
     row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
     return _NonFiniteMessage(int(hosted[cohort.local[members.start + row]]), rows[row].clone())
-
-
-def _check_mean(comm: SerialComm, round: int, stage: Stage, found: _NonFiniteMessage | None) -> None:
-    """Raise a NonFiniteError on all ranks if an average is not finite. Collective in that case.
-
-    Args:
-        found: the first message on this rank that is not finite.
-    """
-    if stage.reduction.mean_is_finite():
-        return
-    first = np.array([found.client if found else _NO_CLIENT], dtype=np.int64)
-    comm.allreduce_(first, "min")
-    if first[0] == _NO_CLIENT:
-        raise NonFiniteError(
-            f"non-finite value in round {round}: the sum of finite messages overflows in phase "
-            f"{stage.phase.name!r}: reduce the step sizes"
-        )
-    hosts_client = found is not None and found.client == first[0]
-    owner = np.array([comm.rank if hosts_client else comm.size], dtype=np.int64)
-    comm.allreduce_(owner, "min")
-    fields = _non_finite_fields(stage.mean.layout, found.message) if found and hosts_client else ""
-    fields = broadcast_text(comm, fields, int(owner[0]))
-    raise NonFiniteError(
-        f"non-finite value in round {round}: client {first[0]}, {fields} of `message` (phase "
-        f"{stage.phase.name!r}): reduce the step sizes, or check that the problem's functions are finite at "
-        "every point"
-    )
 
 
 def _check_shared(round: int, stage: Stage, shared: State) -> None:

@@ -129,6 +129,24 @@ def test_loss_is_that_of_deep_auc_for_the_difference_of_the_outputs():
     assert problem.predict(named, alpha, slice(2, 5)).shape == (3,) and problem.test_rows == 6
 
 
+class MeanOfWords(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Linear(6, 2)
+
+    def forward(self, vectors, lengths):
+        return self.scores(vectors.sum(1) / lengths[:, None])
+
+
+def test_a_text_without_known_words_is_one_word_without_meaning():
+    problem = prepared(model=MeanOfWords, vectors="random", dimension=6)
+    x, _ = point(problem)
+    x = problem.variables().unflatten("x", x)
+    empty = torch.zeros(1, problem.length, dtype=torch.int64)
+    bias = x["scores.bias"]
+    torch.testing.assert_close(problem.outputs(x, empty), (bias[1] - bias[0]).reshape(1))
+
+
 def test_classes_that_are_not_listed_are_left_out():
     settings = dict(
         dataset="digits", model="linear", clients=2, positive_classes=(8, 3), negative_classes=(1, 5)

@@ -1,6 +1,7 @@
 """User-defined nn.Modules as networks of problems: values, unsupported modules, and resumption."""
 
 import copy
+import threading
 
 import networks
 import numpy as np
@@ -10,13 +11,15 @@ from networks import LeNet, Net, Tied
 from torch import nn
 
 import mpifed
+from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.core import autodiff
 from mpifed.core.streams import generator
 from mpifed.data import DATASETS, Images
 from mpifed.models import LeNet5
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.problems import DeepAUC
+from mpifed.problems import Classification, DeepAUC
+from mpifed.simulation.simulation import NonFiniteError
 
 FILE = networks.__file__
 METHOD = {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1}
@@ -162,6 +165,37 @@ class OverSamples(nn.Module):
         return self.out(self.read(images.squeeze(1))[0][:, -1])
 
 
+class Squeezes(Net):
+    """A network whose output for one sample has no axis of samples."""
+
+    def forward(self, images):
+        return super().forward(images).squeeze().unsqueeze(-1)
+
+
+class Keywords(Net):
+    def forward(self, *, images):
+        return super().forward(images)
+
+
+class Overwrites(Net):
+    """A network that changes a tensor in place that its gradient needs."""
+
+    def forward(self, images):
+        h = torch.sigmoid(self.first(images.flatten(1)))
+        h.mul_(2)
+        return self.last(h)
+
+
+def with_attribute(**values):
+    return lambda net: vars(net).update(values)
+
+
+def grows(net, value):
+    if not hasattr(net, "grown"):
+        net.grown = nn.Parameter(torch.ones(1, dtype=value.dtype))
+    return net.grown * value
+
+
 def writes(net, value):
     net.seen += 1
     return value
@@ -201,12 +235,186 @@ REFUSED = [
     (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
     (lambda: Net().requires_grad_(False), "has no parameters to train"),
     (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)), "has lazy layers: call it once on samples first"),
+    (lambda: Squeezes(), "for samples of shape [1, 1, 8, 8]"),
+    (lambda: Squeezes(), "use .squeeze(-1) or .flatten(1)"),
+    (lambda: Keywords(), "has forward(*, images), but is called as forward(samples)"),
+    (lambda: Overwrites(), "has no gradient: RuntimeError: one of the variables"),
+    (lambda: Odd(forward=grows), "creates the parameter 'grown' in forward"),
+    (lambda: Odd(with_attribute(weight=torch.ones(6, requires_grad=True))), "gradients in 'weight', but are"),
+    (lambda: Odd(with_attribute(layers=[nn.Linear(6, 6)])), "expected nn.Parameter, nn.ModuleList"),
+    (lambda: Odd(with_attribute(lock=threading.Lock())), "object that cannot be copied (TypeError: cannot"),
+    (lambda: Net().to("meta"), "has 'first.weight' on the meta device"),
+    (lambda: torch.jit.trace(Net(), torch.zeros(2, 1, 8, 8)), "is a TorchScript module"),
+    (lambda: Net(nn.DataParallel(nn.Identity())), "has DataParallel at 'middle', which distributes"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("make, said", REFUSED)
 def test_unsupported_modules_are_refused(make, said):
     assert said in refusal(make())
+
+
+class Keeps(Net):
+    """A network that keeps its hidden layer, in an attribute, in a list, or by a hook."""
+
+    def __init__(self, how="attribute"):
+        super().__init__(torch.nn.Identity())
+        self.how, self.hidden, self.lock = how, torch.zeros(1), threading.Lock()  # a lock cannot be copied
+        if how == "hook":
+            self.middle.register_forward_hook(lambda layer, inputs, output: setattr(self, "hidden", output))
+
+    def forward(self, images):
+        h = self.middle(torch.tanh(self.first(images.flatten(1))))
+        if self.how != "hook":
+            self.hidden = h if self.how == "attribute" else [h]
+        return self.last(h)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("how", ["attribute", "list", "hook"])
+def test_a_network_that_keeps_a_tensor_is_the_same_function(tmp_path, how, group):
+    plain = go(tmp_path / "plain", Net, group=group).point["x"]
+    keeps = {"name": f"{__file__}:Keeps", "how": how}
+    assert torch.equal(go(tmp_path / "keeps", keeps, group=group).point["x"], plain)
+
+
+def test_module_objects_that_keep_a_tensor(tmp_path):
+    plain, keeps = Net(), Odd(forward=lambda net, value: setattr(net, "score", value) or value)
+    keeps.load_state_dict(plain.state_dict())
+    keeps(torch.zeros(2, 1, 8, 8))
+    points = [go(tmp_path / type(net).__name__, net).point["x"] for net in (plain, keeps)]
+    assert torch.equal(*points)
+
+
+def test_weight_norm_by_a_hook():
+    network = prepared(nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, 1)))).network
+    assert list(network) == ["1.bias", "1.weight_g", "1.weight_v"]
+
+
+class Scaled(Net):
+    """A network with a constant of three kinds, created in the default precision."""
+
+    def __init__(self, how):
+        super().__init__()
+        scale = torch.linspace(0, 1, 64)
+        if how == "buffer":
+            self.register_buffer("scale", scale, persistent=False)
+        else:
+            self.scale = [scale] if how == "list" else scale
+        self.how = how
+
+    def forward(self, images):
+        scale = self.scale[0] if self.how == "list" else self.scale
+        return super().forward(images.flatten(1) * scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("how", ["attribute", "list"])
+def test_constants_in_plain_attributes_are_like_buffers(tmp_path, how, dtype):
+    first, second = (
+        go(tmp_path / one, {"name": f"{__file__}:Scaled", "how": one}, dtype=dtype, rounds=1)
+        for one in ("buffer", how)
+    )
+    assert torch.equal(first.point["x"], second.point["x"])
+    module = mpifed.Config.from_table(second.config).problem.model.module(second.parameters["x"])
+    assert module(torch.zeros(1, 1, 8, 8, dtype=getattr(torch, dtype))).dtype == getattr(torch, dtype)
+
+
+def test_hooks_of_parameters_and_wrappers(tmp_path):
+    hooked = f"{__file__}:hooked_weight"
+    assert "has another gradient of 'first.weight' when the values" in refusal(hooked)
+    net = Net()
+    wrapped, plain = prepared(nn.DataParallel(net)), prepared(net)
+    assert wrapped.network == plain.network
+
+
+def hooked_weight():
+    net = Net()
+    net.first.weight.register_hook(lambda gradient: 0 * gradient)
+    return net
+
+
+def test_frozen_integers_are_constants():
+    index = nn.Parameter(torch.arange(6), requires_grad=False)
+    assert prepared(Odd(lambda net: net.register_parameter("index", index))).network
+
+
+class Words(nn.Module):
+    """A network that reads pixels as words; ``bag`` is that of torch."""
+
+    def __init__(self, words, sparse, bag, outputs=1):
+        super().__init__()
+        layer = nn.EmbeddingBag if bag else nn.Embedding
+        self.words, self.bag = layer(words, 4, sparse=sparse), bag
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, images):
+        h = self.words((images.flatten(1) * 16).long())
+        return self.head(h if self.bag else h.mean(1))
+
+
+@pytest.mark.parametrize("bag, group", [(False, 1), (False, 2), (True, 1)])
+@pytest.mark.parametrize("words", [20, autodiff.LARGE // 4])
+def test_sparse_gradients_are_those_of_dense_embeddings(tmp_path, words, bag, group):
+    sparse, dense = (
+        go(tmp_path / str(one), {"name": f"{__file__}:Words", "words": words, "sparse": one, "bag": bag},
+           group=group, rounds=1).point["x"]
+        for one in (True, False)
+    )  # fmt: skip
+    # A row of the embedding is a sum of float32 numbers in another order.
+    torch.testing.assert_close(sparse, dense, rtol=1e-5, atol=1e-6)
+
+
+class PerNorm(Net):
+    """A network that divides each sample by its norm, which may be 0."""
+
+    def __init__(self, outputs=2):
+        super().__init__(outputs=outputs)
+
+    def forward(self, images):
+        rows = images.flatten(1)
+        return super().forward(rows / rows.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_a_row_without_a_gradient_at_the_start_is_named(group, batch_size):
+    simulation = zeros("train", group, batch_size)
+    with pytest.raises(NonFiniteError, match=r"client 1, .* on row 9 of its data is not finite at the start"):
+        for _ in range(20):
+            simulation.step()
+
+
+def zeros(split, group=1, batch_size=0, **run):
+    """Return a started simulation with images of which one is 0: of client 1, or of the test split."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((60, 1, 8, 8)), np.arange(60) % 2
+    images[29 if split == "train" else 45] = 0
+
+    def data():
+        parts = {"train": slice(40), "test": slice(40, 60)}
+        return {name: (images[part], labels[part]) for name, part in parts.items()} | {
+            "clients": ["a"] * 20 + ["b"] * 20
+        }
+
+    problem = Classification(dataset=data, clients=2, partition="natural", model=PerNorm)
+    simulation = mpifed.Simulation(
+        problem, FedAvg(K=2, eta=0.1), comm=SerialComm(), oracle={"batch_size": batch_size},
+        run={"group": group, **run},
+    )  # fmt: skip
+    simulation.start()
+    return simulation
+
+
+@pytest.mark.parametrize(
+    "split, row", [("test", "row 5 of the test split"), ("train", "samples of client 1")]
+)
+def test_a_metric_that_is_nan_is_reported_once(split, row, capsys):
+    simulation = zeros(split, evaluate_on=["clients"])
+    for _ in range(2):
+        simulation.evaluate(simulation.output)
+    text = capsys.readouterr().err
+    assert text.count("nan after round 0 in ") == 1 and row in text and "at the starting point" in text
 
 
 def test_parameter_name_of_the_problem_is_refused():
