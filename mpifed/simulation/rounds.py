@@ -90,31 +90,35 @@ class Rounds:
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.placement, self.observers = transport, placement, observers
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
-        self.clock = FederatedClock(config.clock, config.seed, self.hosted)
-        self.traffic = Traffic(config.algorithm, memory.shared.layout, memory.shared.buffer.element_size())
         self.skipped, self._reported_absence = 0, False
-        self.coordinator = Coordinator(
-            config.algorithm,
-            transport,
-            placement,
-            memory.moments,
-            memory.shared,
-            participants=participants,
-            replicated=config.run.matrices == "replicated",
-        )
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
-        # Each rank reads the data of its own clients.
-        with collective_errors(transport.comm, ValueError, OSError), user_code_errors(type(problem).__name__):
-            sampler = Sampler(
-                problem,
-                self.hosted,
-                config.seed,
-                batch_size=config.oracle.batch_size,
-                noise=config.oracle.noise,
-                noise_width=oracle_type.noise_width(problem),
-                dtype=buffer.dtype,
-                device=buffer.device,
+        phases, start = config.algorithm.phases, config.algorithm.start
+        average = Phase(_no_client_function, memory.client_blocks)
+        with collective_errors(transport.comm, ValueError, OSError):
+            self.clock = FederatedClock(config.clock, config.seed, self.hosted)
+            self.traffic = Traffic(config.algorithm, memory.shared.layout, buffer.element_size())
+            self.coordinator = Coordinator(
+                config.algorithm,
+                transport,
+                placement,
+                memory.moments,
+                memory.shared,
+                participants=participants,
+                replicated=config.run.matrices == "replicated",
             )
+            layouts = [memory.layout(phase.message) for phase in (*phases, *start, average)]
+            self.compressor = MessageCompressor(config, self.hosted, layouts[: len(phases)], memory.shared)
+            with user_code_errors(type(problem).__name__):  # each rank reads the data of its own clients
+                sampler = Sampler(
+                    problem,
+                    self.hosted,
+                    config.seed,
+                    batch_size=config.oracle.batch_size,
+                    noise=config.oracle.noise,
+                    noise_width=oracle_type.noise_width(problem),
+                    dtype=buffer.dtype,
+                    device=buffer.device,
+                )
         self.choice = choose_group(config, sampler, placement, transport.comm, group)
         self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, self._members)
@@ -123,12 +127,8 @@ class Rounds:
         if config.run.evaluation != PLAIN:
             expect_evaluated(oracle, size, transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
-        average = Phase(_no_client_function, memory.client_blocks)
         self._average = self._stage(average) if memory.client_blocks.fields else None
-        self._stages = self._stages_of(config.algorithm.phases)
-        self._start = self._stages_of(config.algorithm.start)
-        layouts = [stage.messages.layout for stage in self._stages]
-        self.compressor = MessageCompressor(config, self.hosted, layouts, memory.shared)
+        self._stages, self._start = self._stages_of(phases), self._stages_of(start)
 
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), number: int = 0, cohort: int = 0) -> Stage:
         layout, dtype = self.memory.layout(phase.message), self.memory.shared.buffer.dtype

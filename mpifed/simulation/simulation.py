@@ -112,16 +112,20 @@ class Simulation:
             self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)
-        self._weights.expect_fit(self.problem, config.problem)
-        self._sets = projections(self.problem)
+        # Each part that may fail on one rank is followed by an agreement, and none of them communicates:
+        # otherwise a rank that fails would leave the others waiting.
+        with collective_errors(comm, ValueError, OSError):
+            self._weights.expect_fit(self.problem, config.problem)
+            self._sets = projections(self.problem)
         self.files = files | self.problem.files
         self.placement = place_clients(config, self.problem, comm)
         self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
         self.transport = choose_transport(comm, self.device, config.run.transport, exact)
         clients = len(self.placement.clients_of(comm.rank))
-        memory = Allocation(
-            config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
-        )
+        with collective_errors(comm, ValueError, OSError):
+            memory = Allocation(
+                config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
+            )
         self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
@@ -139,7 +143,8 @@ class Simulation:
             if config.personalize:
                 self.metrics.personalize(FineTuning(config.personalize, FullData(self)))
         oracle, regularize = self.rounds.executor.oracle, config.regularize
-        self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
+        with collective_errors(comm, ValueError):
+            self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
     @torch.no_grad()
     def start(self) -> None:
