@@ -351,7 +351,7 @@ def _runnable(method: Algorithm) -> tuple[Problem | None, dict[str, str]]:
         try:
             _simulation(method, problem)
             first = first or problem
-        except (ConfigError, ContractError) as error:
+        except (ConfigError, ContractError, CollectiveError) as error:
             refusals[name] = str(error)
     return first, refusals
 

@@ -15,6 +15,7 @@ from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.config.job import Run
+from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
@@ -102,7 +103,8 @@ class CheckpointManager:
                 state.buffer.copy_(torch.from_numpy(arrays[name]))
             past = _read_history(snapshot) if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
-        simulation.restore(snapshot.round, header["skipped"], header["unsent"])
+        steps = header.get("steps") or _steps_before_0_3(header, simulation.config.algorithm)
+        simulation.restore(snapshot.round, header["skipped"], header["unsent"], steps)
         simulation.infeasible = header["infeasible"]
         self.newest = snapshot.round
         announce(comm, f"continuing {self.folder.path} from round {self.newest}")
@@ -286,6 +288,8 @@ class Header(_Table):
     machine: dict[str, str]
     infeasible: str
     best: _Best | None = None  # since 0.2
+    #: Number of local steps in all rounds and in the last one. Since 0.3.
+    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None = None
 
 
 @dataclass
@@ -313,6 +317,7 @@ class Snapshot:
             "metrics": list(recorder.metrics),
             "round": simulation.round,
             "skipped": simulation.rounds.skipped,
+            "steps": [simulation.rounds.steps_done, simulation.rounds.previous_steps],
             "config": simulation.config.table(),
             "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
@@ -341,12 +346,21 @@ class Snapshot:
         return End.read(self.header)
 
 
+def _steps_before_0_3(header: dict, method: Algorithm) -> tuple[int, int]:
+    """Return the numbers of steps of a checkpoint without them, whose rounds all had the stored number."""
+    table = header["config"].get("algorithm")
+    stored = table.get(method.steps) if isinstance(table, dict) else None
+    steps = stored if type(stored) is int and stored > 0 else local_steps(method)
+    return (header["round"] - header["skipped"]) * steps, steps
+
+
 def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Return the history up to the round of a snapshot; damaged rows cause a warning."""
     tables, lost = history.read(snapshot.path.parent, snapshot.header)
+    path = snapshot.path.with_name(HISTORY_FILE)
     if lost:
         warning(
-            f"{snapshot.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
+            f"{path} is damaged: the costs, metrics and recorded iterates "
             f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
             "checkpoint, which is complete"
         )

@@ -73,6 +73,9 @@ class Rounds:
         costs: running totals of this rank.
         skipped: number of rounds in which no client participated. ``Now.round`` does not count them; random
             numbers have the addresses of all rounds.
+        steps_done: number of local steps per client in all completed rounds. It is stored in checkpoints,
+            because a run may be resumed with another number of local steps per round.
+        previous_steps: number of local steps in the last round that was not skipped.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Rounds:
         self.transport, self.placement, self.observers = transport, placement, observers
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
         self.skipped, self._reported_absence = 0, False
+        self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
         phases, start = config.algorithm.phases, config.algorithm.start
         average = Phase(_no_client_function, memory.client_blocks)
@@ -156,7 +160,7 @@ class Rounds:
         started, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
         self.executor.begin_round(r)
-        cohort = number = None
+        cohort, number, skipped = None, None, self.skipped
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
@@ -170,6 +174,9 @@ class Rounds:
                 break
             controls += self._phase(r, stage, cohort, control)
             control = 0.0  # only the first Allreduce includes it
+        if r and self.skipped == skipped:
+            self.previous_steps = local_steps(self.config.algorithm)
+            self.steps_done += self.previous_steps
         self.average_clients()
         seconds, communication = time.perf_counter() - started, self.transport.seconds - communicated
         self.costs.seconds += seconds
@@ -213,6 +220,8 @@ class Rounds:
             blocks=self.executor.oracle.blocks,
             prox=getattr(self.problem, "phi", None),
             address=(self.config.seed, r),
+            steps_before=self.steps_done if r else None,
+            previous_steps=self.previous_steps,
         )
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
@@ -224,7 +233,7 @@ class Rounds:
         _check_mean(self.transport.comm, r, stage, non_finite)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
-        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices)
+        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices, now.step(now.steps))
         self._run_server(stage, now)
         _check_shared(r, stage, shared)
         self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])

@@ -15,7 +15,7 @@ import torch
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import warning
 from mpifed.base.settings import title
-from mpifed.core.algorithm import Algorithm
+from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
@@ -188,8 +188,18 @@ class Simulation:
         self._update_output()
         return controls
 
-    def restore(self, round: int, skipped: int, unsent: list[str]) -> None:
-        """Continue after ``round``; the records must have been restored before. Collective."""
+    def restore(
+        self, round: int, skipped: int, unsent: list[str], steps: Sequence[int] | None = None
+    ) -> None:
+        """Continue after ``round``; the records must have been restored before. Collective.
+
+        Args:
+            steps: ``steps_done`` and ``previous_steps`` of :class:`~mpifed.simulation.rounds.Rounds`. By
+                default, all rounds had the present number of local steps.
+        """
+        number = local_steps(self.config.algorithm)
+        done, previous = steps or ((round - skipped) * number, number)
+        self.rounds.steps_done, self.rounds.previous_steps = done, previous
         self.round, self.rounds.skipped, self.rounds.traffic.unsent = round, skipped, set(unsent)
         self.rounds.average_clients()
 

@@ -206,7 +206,7 @@ def test_full_batches_of_different_sizes_are_not_compiled():
     """Each size would be compiled, or results would depend on earlier sizes."""
     job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
     with pytest.raises(
-        CollectiveError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle.batch"
+        CollectiveError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle"
     ):
         Simulation.from_settings(job, COMM)
 
