@@ -11,7 +11,6 @@ from simulated_gpu import device as gpu
 
 from mpifed import Config
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.base.errors import ConfigError
 from mpifed.core.compression import QSGD, TopK
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
