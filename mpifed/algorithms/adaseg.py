@@ -70,7 +70,7 @@ class LocalAdaSEG(Algorithm):
 
     def server_round(self, now, shared, mean):
         shared.z = now.sets.z(shared.z + mean.step / mean.inverse_eta)
-        shared.average += (mean.x_sum / self.K - shared.average) / now.round
+        shared.average += (mean.x_sum / self.K - shared.average) / (now.step(self.K) / self.K)
 
 
 def _square(v: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ class _ServerRate(DualMethod):
 
     def primal_point(self, now, k, dual, phi):
         """Return the primal point of a dual, with the weight of φ at step ``k`` of this round."""
-        r = now.round - 1
+        r = now.step(0) / self.K  # rounds before, of K steps each
         return self.mirror(dual, (self.eta_s * r * self.K + k) * self.eta_c, phi)
 
     def server_round(self, now, shared, mean):
@@ -127,5 +127,5 @@ class FeDualEx(_ServerRate):
             points = sum(self.primal_point(now, k, half, now.prox) for k, half in halves)
         else:
             points = mean.points
-        shared.average += (points / self.K - shared.average) / now.round
+        shared.average += (points / self.K - shared.average) / (now.step(self.K) / self.K)
         super().server_round(now, shared, mean)

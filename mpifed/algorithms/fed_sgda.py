@@ -121,7 +121,7 @@ class FedSGDAM(Algorithm):
             return oracle.grad(shared.x, shared.y, oracle.sample(number=0, round=0))
         if now.round == 1 or self.order == "after":
             return shared.u, shared.v
-        xi = oracle.sample(number=self.Q - 1, round=now.round - 1)
+        xi = oracle.sample(number=now.previous_steps - 1, round=now.round - 1)
         new, old = (shared.x, shared.y), (client.x, client.y)
         return self.storm(now.step(0), oracle, xi, new, old, shared.u, shared.v)
 

@@ -67,7 +67,7 @@ class _Local(Algorithm):
 
     def _average(self, now, shared, x_sum):
         """Update the output, the average over all steps, with the sum over the K steps of the round."""
-        shared.average += (x_sum / self.K - shared.average) / now.round
+        shared.average += (x_sum / self.K - shared.average) / (now.step(self.K) / self.K)
 
 
 @hyperparameters

@@ -47,7 +47,7 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Box, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import Probe, address, check_problem, samples_of
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.problems import (
     PROBLEMS,
     AffineGame,
@@ -164,15 +164,36 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         sound = np.array([report.sound], dtype=np.int64)
         comm.bcast_(sound)
 
-        def on_ranks() -> None:
-            if not sound[0]:
-                raise NotChecked("a check in one process failed")
-            pair = (subject, _runnable(subject)[0]) if method else (_method_for(subject), subject)
-            _same(_run(*pair, comm), _run(*pair), "the results")
-
         if comm.size > 1:
-            report.run([(f"{comm.size} ranks and one rank give bitwise identical results", on_ranks)])
+            _check_ranks(subject, bool(sound[0]), comm, report)
     return bool(sound[0]) and report.sound
+
+
+def _check_ranks(subject: Algorithm | Problem, sound: bool, comm: SerialComm, report: Report) -> None:
+    """Compare a run on all ranks with one in one process. Collective.
+
+    Raises:
+        Exception: on one rank, to end all ranks: that rank has failed in the run, where the others wait.
+    """
+    pair = None
+    if sound:
+        method = isinstance(subject, Algorithm)
+        pair = (subject, _runnable(subject)[0]) if method else (_method_for(subject), subject)
+    together, failure = None, None
+    try:
+        together = _run(*pair, comm) if pair else None
+    except CollectiveError as error:
+        failure = error
+
+    def compare() -> None:
+        if pair is None:
+            raise NotChecked("a check in one process failed")
+        if failure:
+            raise failure
+        with collective_errors(comm, Exception):
+            _same(together, _run(*pair), "the results")
+
+    report.run([(f"{comm.size} ranks and one rank give bitwise identical results", compare)])
 
 
 def _method_for(problem: Problem) -> Algorithm:
@@ -273,7 +294,10 @@ def _simulation(method: Algorithm, problem: Problem, **settings) -> Simulation:
 def _run(method: Algorithm, problem: Problem, comm: SerialComm | None = None, **settings) -> Result:
     """Carry out a short job without its warnings, because the checks report their causes. Collective."""
     comm = comm or SerialComm()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        with collective_errors(comm, OSError):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
         done = run(_config(method, problem, broadcast_text(comm, folder), **settings), comm)
         comm.barrier()
     return done
@@ -327,7 +351,7 @@ def _runnable(method: Algorithm) -> tuple[Problem | None, dict[str, str]]:
         try:
             _simulation(method, problem)
             first = first or problem
-        except (ConfigError, ContractError) as error:
+        except (ConfigError, ContractError, CollectiveError) as error:
             refusals[name] = str(error)
     return first, refusals
 

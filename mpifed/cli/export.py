@@ -180,7 +180,7 @@ def _write(run: str, to: str, best: bool, number: int | None) -> None:
         )
     # One entry, because safetensors writes several in arbitrary order: the same content gives the same bytes.
     content = save(weights, {"mpifed": json.dumps(_origin(data, result))})
-    with writing(to) as temporary:
+    with writing(to, is_weights) as temporary:
         temporary.write_bytes(content)
     if result.end is None:
         rounds = f"{result.round} of {data.config['rounds']}"

@@ -248,6 +248,9 @@ def _execute(comm, job, report_in: str | None) -> None:
     if result.unfinished:
         exit_with(EXIT_RESUME)
     if comm.rank == 0 and report_in is not None:
+        if not os.access(report_in, os.W_OK):  # the run was complete before, as its files are written last
+            echo(f"mpifed: {report_in} cannot be written to: its report is not written again", err=True)
+            return
         try:
             from mpifed.report.report import report as write_report
         except MissingExtra as error:

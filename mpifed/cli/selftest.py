@@ -84,8 +84,8 @@ class _Checks:
             self.check("Allreduce", lambda: _allreduce(comm), "test the MPI library without mpifed")
         try:
             self._check_runs(alone)
+            comm.barrier()  # all ranks have read the files
         finally:
-            comm.barrier()
             if comm.rank == 0 and self.folder:
                 shutil.rmtree(self.folder)
         if alone:
@@ -121,18 +121,23 @@ class _Checks:
             if not Path(self.folder).is_dir():
                 raise FileNotFoundError(f"{self.folder} of rank 0 does not exist on {platform.node()}")
         written = _run(comm, f"{self.folder}/cpu", device="cpu", reduction="exact")
-        if not torch.equal(written, _point(f"{self.folder}/cpu")):
-            raise ValueError("an HDF5 file contains other values than were written")
+        with collective_errors(comm, Exception):
+            if not torch.equal(written, _point(f"{self.folder}/cpu")):
+                raise ValueError("an HDF5 file contains other values than were written")
         return f"HDF5 written and read in {Path(self.folder).parent}"
 
     def check(self, name: str, test: Callable[[], str], remedy: str) -> bool:
-        """Print whether ``test`` returns on all ranks, with its text or its error and the remedy."""
+        """Print whether ``test`` returns on all ranks, with its text or its error and the remedy. Collective.
+
+        Of several ranks, an error that only one of them raises ends all, because the others may be waiting
+        for that rank in ``test``.
+        """
+        caught = CollectiveError if self.comm.size > 1 else Exception
         try:
-            with collective_errors(self.comm, Exception):
-                text = test()
+            text = test()
             self._print(f"ok      {name}: {text}")
             return True
-        except CollectiveError as error:
+        except caught as error:
             self.failed += 1
             self._print(f"failed  {name}: {error}\n{remedy}".rstrip().replace("\n", "\n        "))
             return False
@@ -157,12 +162,16 @@ def _mpi(comm: SerialComm) -> str:
 def _allreduce(comm: SerialComm) -> str:
     import numpy as np
 
-    values = np.full(2**17, comm.rank + 1.0)
+    with collective_errors(comm, MemoryError):
+        values = np.full(2**17, comm.rank + 1.0)
     began = time.perf_counter()
     comm.allreduce_(values)
     took, expected = time.perf_counter() - began, comm.size * (comm.size + 1) / 2
-    if not (values == expected).all():
-        raise ValueError(f"expected the sum {expected} of all ranks, got {values.min()} to {values.max()}")
+    with collective_errors(comm, ValueError):
+        if not (values == expected).all():
+            raise ValueError(
+                f"expected the sum {expected} of all ranks, got {values.min()} to {values.max()}"
+            )
     return f"1 MiB in {1e3 * took:.1f} ms"
 
 
@@ -191,13 +200,14 @@ def _reproducibility(comm: SerialComm, folder: str) -> str:
     """Compare the result of all ranks with that of each rank alone."""
     import torch
 
-    together = _point(f"{folder}/cpu")
-    with tempfile.TemporaryDirectory() as temporary:
-        alone = _run(SerialComm(), temporary, max(8, comm.size), device="cpu", reduction="exact")
-    if not torch.equal(alone, together):
-        raise ValueError(
-            f"{comm.size} ranks and one rank differ by up to {(alone - together).abs().max():.3g}"
-        )
+    with collective_errors(comm, Exception):
+        together = _point(f"{folder}/cpu")
+        with tempfile.TemporaryDirectory() as temporary:
+            alone = _run(SerialComm(), temporary, max(8, comm.size), device="cpu", reduction="exact")
+        if not torch.equal(alone, together):
+            raise ValueError(
+                f"{comm.size} ranks and one rank differ by up to {(alone - together).abs().max():.3g}"
+            )
     return f"{comm.size} ranks and one rank give bitwise identical results"
 
 
@@ -208,12 +218,15 @@ def _gpu(comm: SerialComm, folder: str) -> str:
     from mpifed.parallel.devices import choose_device, unused_gpu
 
     if choose_device(comm, "auto").type == "cpu":
-        if reason := unused_gpu():
-            raise RuntimeError(reason)
+        with collective_errors(comm, RuntimeError):
+            if reason := unused_gpu():
+                raise RuntimeError(reason)
         return "none, runs use the CPU"
-    found, expected = _run(comm, f"{folder}/gpu", device="cuda"), _point(f"{folder}/cpu")
-    if not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-        raise ValueError(f"GPU and CPU differ by up to {(found - expected).abs().max():.3g}")
+    found = _run(comm, f"{folder}/gpu", device="cuda")
+    with collective_errors(comm, Exception):
+        expected = _point(f"{folder}/cpu")
+        if not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            raise ValueError(f"GPU and CPU differ by up to {(found - expected).abs().max():.3g}")
     return f"{torch.cuda.get_device_name()}, the first of {torch.cuda.device_count()} on the node of rank 0"
 
 

@@ -257,16 +257,17 @@ def updates_matrix(method, steps: int, round: int) -> bool:
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))
 
 
-def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
+def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor, t: int = 1):
     """Return the moments and the matrix after a round (line 6); ``None`` if the matrix does not change.
 
     Args:
         steps: local steps per round.
         w, x: averaged estimator and averaged point, ``[d]``.
+        t: number of local steps of the run up to the end of this round, at least 1.
     """
     matrix, new = method.matrix, None
     if updates_matrix(method, steps, round):
-        moments, new = matrix(moments, w, x, max(1, round * steps))
+        moments, new = matrix(moments, w, x, t)
     if round == 0 and not (new is not None and steps == 1):  # the start is not a synchronisation
         moments = matrix.set_reference(moments, w, x)
     return moments, new

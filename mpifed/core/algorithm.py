@@ -89,6 +89,10 @@ class Now:
         blocks: names and shapes of the parameters of each block.
         prox: proximal map of φ in a variational inequality, as ``oracle.prox``; otherwise ``None``.
         address: seed of the run, and number of the round including rounds without participating clients.
+        steps_before: number of local steps of all rounds before. Default: (round - 1) * steps.
+        previous_steps: number of local steps of the round before. Default: steps.
+
+    The last two differ from their defaults if a run was resumed with another number of local steps.
     """
 
     round: int
@@ -101,6 +105,8 @@ class Now:
     blocks: Blocks
     prox: Any
     address: tuple[int, int]
+    steps_before: int | None = None
+    previous_steps: int | None = None
 
     def step(self, k: int) -> int:
         """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps.
@@ -113,7 +119,8 @@ class Now:
                 f"now.step({k}), but the number of local steps per round is {self.steps}: set the class "
                 'attribute `steps` to the name of the hyperparameter with this number, e.g. steps = "K"'
             )
-        return (self.round - 1) * self.steps + k
+        before = (self.round - 1) * self.steps if self.steps_before is None else self.steps_before
+        return before + k
 
     def total(self, rate: Callable[[int], float]) -> float:
         """Return the sum of a step size over the local steps of this round, which is K η for a constant η."""

@@ -86,8 +86,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     exact = config.run.reduction == "exact"
     with deterministic(exact):
         torch.set_num_threads(threads(config.run.threads, exact, comm.local_size))
-        with collective_errors(comm, ValueError, OSError):
-            simulation = Simulation.from_settings(config, comm)
+        simulation = Simulation.from_settings(config, comm)
         with simulation.transport, default_dtype(simulation.dtype):
             estimator = _Estimator(simulation, options)
             simulation.start()

@@ -21,7 +21,7 @@ from rich.table import Table
 from mpifed.base.console import Console
 from mpifed.base.log import escape_control, escape_mathtext
 from mpifed.config.job import Config, ConfigError
-from mpifed.storage.files import PNG_METADATA, writing
+from mpifed.storage.files import PNG_METADATA, is_figure, writing
 
 __all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "show_class_counts"]
 
@@ -69,7 +69,7 @@ def show_class_counts(config: Config, path: Path) -> None:
     """
     samples = class_counts(config)
     print_counts(samples)
-    with writing(path) as temporary:
+    with writing(path, is_figure) as temporary:
         draw_class_counts(samples, temporary)
 
 

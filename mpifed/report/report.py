@@ -35,6 +35,7 @@ from mpifed.storage.files import (
     is_paper,
     refuse_foreign,
     register,
+    remove_leftovers,
     replacing,
 )
 from mpifed.storage.results import find_runs, load
@@ -124,6 +125,7 @@ def report(
     try:
         out.mkdir(parents=True, exist_ok=True)
         register(out, REPORT_FILES)
+        remove_leftovers(out, REPORT_FILES)
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror}; --out names another folder") from None
     failed = [error for file, write in files.items() if (error := _write(file, write))]
@@ -142,7 +144,7 @@ def report(
 def _write(file: Path, write: Callable[[Path], object]) -> str:
     """Write a file; return the error, or ""."""
     try:
-        with replacing(file) as path:
+        with replacing(file, is_paper) as path:
             write(path)
     except Exception as error:  # libraries can fail to draw the content of other users' files
         return f"{file}: {type(error).__name__}: {error}"

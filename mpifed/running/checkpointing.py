@@ -15,6 +15,7 @@ from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.config.job import Run
+from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
@@ -31,6 +32,9 @@ __all__ = ["CheckpointManager", "Snapshot", "announce", "state_bytes", "expect_s
 #: The results file contains the whole history. To bound the cost of writing it again and again, a history of
 #: more than ``LONG`` bytes must have grown by the fraction ``GROWTH`` since the last time.
 LONG, GROWTH = 2**18, 1 / 32
+#: Errors of a rank that reads or writes its part of a checkpoint. HDF5 raises an OSError or a RuntimeError, a
+#: lack of memory a RuntimeError of torch or a MemoryError of NumPy.
+_ERRORS = (OSError, RuntimeError, MemoryError)
 
 
 def announce(comm: SerialComm, text: str) -> None:
@@ -69,8 +73,9 @@ class CheckpointManager:
         """Restore the state of a checkpoint that rank 0 has read. Collective.
 
         Raises:
-            CollectiveError: the data differ, the settings lead to a state of other sizes or leave out a
-                recorded block, or with ``exact`` the type of the device differs.
+            CollectiveError: a rank cannot read or store its part, the data differ, the settings lead to a
+                state of other sizes or leave out a recorded block, or with ``exact`` the type of the device
+                differs.
         """
         simulation, comm, header = self.simulation, self.comm, snapshot.header
         expect_same(header["data"], simulation.files)
@@ -82,18 +87,25 @@ class CheckpointManager:
                 f"the checkpoint does not fit these settings: expected a state of {current}, found "
                 f"{header['sizes']}"
             )
-        dtype = np.dtype(simulation.config.run.dtype)
-        for name, state in _records(simulation).items():
-            array = snapshot.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
+        dtype, records = np.dtype(simulation.config.run.dtype), _records(simulation)
+        with collective_errors(comm, *_ERRORS):
+            arrays = {
+                name: snapshot.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
+                for name, state in records.items()
+            }
+            rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
+        for array in arrays.values():
             comm.bcast_(array)
-            state.buffer.copy_(torch.from_numpy(array))
-        rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
-        checkpoint.read_clients(snapshot.path, rows, comm, simulation.placement)
-        simulation.restore_client_rows(torch.from_numpy(rows))
-        simulation.restore(snapshot.round, header["skipped"], header["unsent"])
+        with collective_errors(comm, *_ERRORS, ValueError, KeyError):
+            checkpoint.read_clients(snapshot.path, rows, comm, simulation.placement)
+            simulation.restore_client_rows(torch.from_numpy(rows))
+            for name, state in records.items():
+                state.buffer.copy_(torch.from_numpy(arrays[name]))
+            past = _read_history(snapshot) if comm.rank == 0 else {}
+            self.recorder.restore(header, past, snapshot.arrays.get("best"))
+        steps = header.get("steps") or _steps_before_0_3(header, simulation.config.algorithm)
+        simulation.restore(snapshot.round, header["skipped"], header["unsent"], steps)
         simulation.infeasible = header["infeasible"]
-        past = _read_history(snapshot) if comm.rank == 0 else {}
-        self.recorder.restore(header, past, snapshot.arrays.get("best"))
         self.newest = snapshot.round
         announce(comm, f"continuing {self.folder.path} from round {self.newest}")
 
@@ -140,9 +152,7 @@ class CheckpointManager:
             CollectiveError: the files cannot be written at the end; names the newest checkpoint.
         """
         self.recorder.gather()
-        has_checkpoint = self.run.checkpoint_every or signalled
-        snapshot = Snapshot.take(self.simulation, self.recorder, end) if has_checkpoint else None
-        error = self._write(snapshot, end, metrics)
+        error = self._write(bool(self.run.checkpoint_every) or signalled, end, metrics)
         if error and end:
             raise CollectiveError(error)
         if error and self.comm.rank == 0:
@@ -151,7 +161,7 @@ class CheckpointManager:
     def save_history(self, end: End) -> None:
         """Write the results file of a run with non-finite values; its checkpoints remain. Collective."""
         self.recorder.gather()
-        if (error := self._write(None, end, None)) and self.comm.rank == 0:
+        if (error := self._write(False, end, None)) and self.comm.rank == 0:
             warning(error)
 
     def repair(self, end: End, metrics: dict[str, float]) -> None:
@@ -160,33 +170,41 @@ class CheckpointManager:
         Raises:
             CollectiveError: it cannot be written.
         """
-        with collective_errors(self.comm, OSError, RuntimeError):
+        with collective_errors(self.comm, *_ERRORS):
             if self.comm.rank == 0:
                 run = load_if_valid(self.folder.path)
                 if run is None or run.end != end:
                     self.folder.expect_held()
                     self.recorder.write(self.folder.path, end, metrics)
 
-    def _write(self, snapshot: Snapshot | None, end: End | None, metrics: dict[str, float] | None) -> str:
+    def _write(self, has_checkpoint: bool, end: End | None, metrics: dict[str, float] | None) -> str:
         """Write the history, the checkpoint if there is one, and the results file. Collective.
 
-        No rank sends its client rows before rank 0 has written the history.
+        No rank sends its client rows before rank 0 has written the history and all ranks have their rows.
 
         Returns:
             The error on all ranks; "" if the files are written.
         """
+        unsent = self.simulation.rounds.unsent() if has_checkpoint else []
         try:
-            with collective_errors(self.comm, OSError):
+            with collective_errors(self.comm, *_ERRORS):
                 if self.comm.rank == 0:
                     self.folder.expect_held()
-                    if snapshot:
+                    if has_checkpoint:
                         self._write_history()
-            with collective_errors(self.comm, OSError, RuntimeError):  # HDF5 raises either
-                if snapshot:
-                    rows, placement = self.simulation.client_rows.cpu().numpy(), self.simulation.placement
-                    header, arrays = snapshot.header, snapshot.arrays
+                if has_checkpoint:
+                    snapshot = Snapshot.take(self.simulation, self.recorder, end, unsent)
+                    rows = self.simulation.client_rows.cpu().numpy()
+            with collective_errors(self.comm, *_ERRORS):
+                if has_checkpoint:
                     checkpoint.write(
-                        self.folder.path, self.run.keep, header, arrays, rows, self.comm, placement
+                        self.folder.path,
+                        self.run.keep,
+                        snapshot.header,
+                        snapshot.arrays,
+                        rows,
+                        self.comm,
+                        self.simulation.placement,
                     )
                 if self.comm.rank == 0 and (end or self._is_results_file_due()):
                     self.recorder.write(self.folder.path, end, metrics or {})
@@ -194,7 +212,7 @@ class CheckpointManager:
         except CollectiveError as error:
             reason = str(error).partition("\n")[0]
             return broadcast_text(self.comm, self._failure(reason, end) if self.comm.rank == 0 else None)
-        if snapshot:
+        if has_checkpoint:
             self.newest = self.simulation.round
         return ""
 
@@ -270,6 +288,8 @@ class Header(_Table):
     machine: dict[str, str]
     infeasible: str
     best: _Best | None = None  # since 0.2
+    #: Number of local steps in all rounds and in the last one. Since 0.3.
+    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None = None
 
 
 @dataclass
@@ -287,17 +307,22 @@ class Snapshot:
     path: Path | None = None
 
     @classmethod
-    def take(cls, simulation: Simulation, recorder: Recorder, end: End | None) -> Snapshot:
-        """Return the present state. The history must have been gathered. Collective."""
+    def take(cls, simulation: Simulation, recorder: Recorder, end: End | None, unsent: list[str]) -> Snapshot:
+        """Return the present state. The history must have been gathered.
+
+        Args:
+            unsent: the fields of :meth:`Rounds.unsent`.
+        """
         header = {
             "metrics": list(recorder.metrics),
             "round": simulation.round,
             "skipped": simulation.rounds.skipped,
+            "steps": [simulation.rounds.steps_done, simulation.rounds.previous_steps],
             "config": simulation.config.table(),
             "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
             "data": digests(simulation.files),
-            "unsent": simulation.rounds.unsent(),
+            "unsent": unsent,
             "infeasible": simulation.infeasible,
             "versions": versions(),
             "device": simulation.device.type,
@@ -321,12 +346,21 @@ class Snapshot:
         return End.read(self.header)
 
 
+def _steps_before_0_3(header: dict, method: Algorithm) -> tuple[int, int]:
+    """Return the numbers of steps of a checkpoint without them, whose rounds all had the stored number."""
+    table = header["config"].get("algorithm")
+    stored = table.get(method.steps) if isinstance(table, dict) else None
+    steps = stored if type(stored) is int and stored > 0 else local_steps(method)
+    return (header["round"] - header["skipped"]) * steps, steps
+
+
 def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Return the history up to the round of a snapshot; damaged rows cause a warning."""
     tables, lost = history.read(snapshot.path.parent, snapshot.header)
+    path = snapshot.path.with_name(HISTORY_FILE)
     if lost:
         warning(
-            f"{snapshot.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
+            f"{path} is damaged: the costs, metrics and recorded iterates "
             f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
             "checkpoint, which is complete"
         )

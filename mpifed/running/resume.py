@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from mpifed.running.result import Result, broadcast, load
 from mpifed.simulation.setup import data_change, digests, files_from_table, read_files
 from mpifed.storage import checkpoint
 from mpifed.storage.files import RUN_FILE, TRIED
-from mpifed.storage.folder import Folder
+from mpifed.storage.folder import Folder, NotWritable
 from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
@@ -114,8 +115,14 @@ def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Resu
         ValueError: the folder cannot be written to, is in use, or contains a run that this job neither
             continues nor may replace.
     """
-    folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
+    try:
+        folder.open(create=True)
+    except NotWritable:  # nothing is written for a job that is complete
+        replaced = resume == "never" or (resume == "auto" and overwrite)
+        if not replaced and os.path.isdir(path) and (complete := _complete_result(folder, config)):
+            return complete
+        raise
     if resume == "never" or (resume == "auto" and overwrite):
         if folder.results() and not overwrite:
             raise ValueError(
@@ -148,7 +155,12 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
         ValueError: the folder cannot be written to, is in use, or contains no valid checkpoint, or a
             checkpoint that ``exact`` cannot continue.
     """
-    folder.open(create=False)
+    try:
+        folder.open(create=False)
+    except NotWritable:
+        if os.path.isdir(folder.path) and (complete := _complete_result(folder, config)):
+            return complete
+        raise
     if complete := _complete_result(folder, config):
         return complete
     if not folder.checkpoints():

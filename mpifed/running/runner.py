@@ -92,9 +92,9 @@ class Runner:
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         keep_freed_memory()
+        header = saved.header if saved else {}
+        self.simulation = Simulation.from_settings(self.config, self.comm, observers, header.get("group"))
         with collective_errors(self.comm, ValueError, OSError):
-            header = saved.header if saved else {}
-            self.simulation = Simulation.from_settings(self.config, self.comm, observers, header.get("group"))
             self.recorder = Recorder(self.simulation, self.comm)
             board = [TensorBoard(run.out)] if self.comm.rank == 0 and run.tensorboard else []
         self.callbacks = Callbacks(

@@ -32,13 +32,13 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.errors import short_repr
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import EVALUATIONS, ORACLES, Oracle
 from mpifed.core.problem import Problem, is_analytic, starting_point, user_problem
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.settings import SimulationSettings
 
@@ -105,8 +105,8 @@ def choose_group(
         resumed: the choice of the run to be resumed, which keeps the loop or vectorised clients.
 
     Raises:
-        ConfigError: on all ranks: clients with full batches of different sizes, or functions that ``vmap``
-            cannot map, are to be vectorised or compiled.
+        CollectiveError: on all ranks: clients with full batches of different sizes, or functions that
+            ``vmap`` cannot map, are to be vectorised or compiled.
     """
     problem, auto = sampler.problem, config.run.group == "auto"
     group = resumed if auto else config.run.group
@@ -115,7 +115,7 @@ def choose_group(
     compiled = config.run.compile != "none"
     if unequal and (group not in (None, 1) or compiled):
         how, option = ("compiled", "compile = 'none'") if compiled else ("vectorised", "group = 1")
-        raise ConfigError(
+        raise CollectiveError(
             f"{how} full batches need clients of one size, got {least} to {most} rows: set "
             f"oracle.batch_size, or run.{option}"
         )
@@ -128,13 +128,13 @@ def choose_group(
     error = "" if mappable else _evaluation_error(oracle, point, 2, comm)
     if error.startswith(OUT_OF_MEMORY):
         if not auto:
-            raise ConfigError(
+            raise CollectiveError(
                 f"run.group = {group!r} vectorises clients, but two exceed the memory of a GPU ({error}): "
                 "set run.group = 1, which loops over clients"
             )
         return Choice(1, "clients are looped over: two of them exceed the memory of a GPU")
     if error and not auto:
-        raise ConfigError(
+        raise CollectiveError(
             f"run.group = {group!r} vectorises clients, but their functions cannot be mapped over clients, "
             f"{error}: set run.group = 1, which loops over clients"
         )
@@ -214,14 +214,15 @@ def expect_evaluated(oracle: Oracle, count: int, comm: SerialComm) -> None:
     """Evaluate ``count`` clients with the job's compilation and precision. Collective.
 
     Raises:
-        ConfigError: on all ranks: the evaluation fails on a rank, with the error of torch or the compiler.
+        CollectiveError: on all ranks: the evaluation fails on a rank, with the error of torch or the
+            compiler.
     """
     point = starting_point(oracle.problem, oracle.sampler.dtype, oracle.sampler.device)
     error = _evaluation_error(oracle, point, count, comm)
     oracle.sampler.begin_round(0)
     if error:
         options = [(name, value) for name, value in oracle.evaluation._asdict().items() if value != "none"]
-        raise ConfigError(
+        raise CollectiveError(
             f"{' and '.join(f'run.{name} = {value!r}' for name, value in options)}: expected functions that "
             f"torch supports with these options, and for compile a C++ compiler, on a GPU Triton, got {error}"
             ": leave the options out"

@@ -115,8 +115,11 @@ class Coordinator:
         members = self.placement.clients_of(self.comm.rank)[cohort.local]
         return scale, self.participants.probabilities[members] * (scale / self.cohort_weight(cohort))
 
-    def refresh(self, r: int, mean: State, names: tuple[str, ...]) -> tuple[str, ...]:
+    def refresh(self, r: int, mean: State, names: tuple[str, ...], t: int) -> tuple[str, ...]:
         """Update the adaptive matrices ``names`` from the averages, on all ranks.
+
+        Args:
+            t: number of local steps of the run up to the end of round ``r``.
 
         Returns:
             The names of the updated matrices.
@@ -130,7 +133,9 @@ class Coordinator:
                 point = getattr(mean if block in mean else self.shared, block)
                 moments = getattr(self.moments, name)
                 with user_code_errors(f"the matrix of shared.{name}", r):
-                    moments, matrix = refresh(self.algorithm, steps, r, moments, getattr(mean, of), point)
+                    moments, matrix = refresh(
+                        self.algorithm, steps, r, moments, getattr(mean, of), point, max(1, t)
+                    )
                     setattr(self.moments, name, moments)
                     if matrix is not None:
                         setattr(self.shared, name, matrix)

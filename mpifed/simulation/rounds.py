@@ -74,6 +74,9 @@ class Rounds:
         costs: running totals of this rank.
         skipped: number of rounds in which no client participated. ``Now.round`` does not count them; random
             numbers have the addresses of all rounds.
+        steps_done: number of local steps per client in all completed rounds. It is stored in checkpoints,
+            because a run may be resumed with another number of local steps per round.
+        previous_steps: number of local steps in the last round that was not skipped.
     """
 
     def __init__(
@@ -91,31 +94,36 @@ class Rounds:
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.placement, self.observers = transport, placement, observers
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
-        self.clock = FederatedClock(config.clock, config.seed, self.hosted)
-        self.traffic = Traffic(config.algorithm, memory.shared.layout, memory.shared.buffer.element_size())
         self.skipped, self._reported_absence = 0, False
-        self.coordinator = Coordinator(
-            config.algorithm,
-            transport,
-            placement,
-            memory.moments,
-            memory.shared,
-            participants=participants,
-            replicated=config.run.matrices == "replicated",
-        )
+        self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
-        # Each rank reads the data of its own clients.
-        with collective_errors(transport.comm, ValueError, OSError), user_code_errors(type(problem).__name__):
-            sampler = Sampler(
-                problem,
-                self.hosted,
-                config.seed,
-                batch_size=config.oracle.batch_size,
-                noise=config.oracle.noise,
-                noise_width=oracle_type.noise_width(problem),
-                dtype=buffer.dtype,
-                device=buffer.device,
+        phases, start = config.algorithm.phases, config.algorithm.start
+        average = Phase(_no_client_function, memory.client_blocks)
+        with collective_errors(transport.comm, ValueError, OSError):
+            self.clock = FederatedClock(config.clock, config.seed, self.hosted)
+            self.traffic = Traffic(config.algorithm, memory.shared.layout, buffer.element_size())
+            self.coordinator = Coordinator(
+                config.algorithm,
+                transport,
+                placement,
+                memory.moments,
+                memory.shared,
+                participants=participants,
+                replicated=config.run.matrices == "replicated",
             )
+            layouts = [memory.layout(phase.message) for phase in (*phases, *start, average)]
+            self.compressor = MessageCompressor(config, self.hosted, layouts[: len(phases)], memory.shared)
+            with user_code_errors(type(problem).__name__):  # each rank reads the data of its own clients
+                sampler = Sampler(
+                    problem,
+                    self.hosted,
+                    config.seed,
+                    batch_size=config.oracle.batch_size,
+                    noise=config.oracle.noise,
+                    noise_width=oracle_type.noise_width(problem),
+                    dtype=buffer.dtype,
+                    device=buffer.device,
+                )
         self.choice = choose_group(config, sampler, placement, transport.comm, group)
         self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, self._members)
@@ -126,12 +134,8 @@ class Rounds:
         else:
             expect_gradient(oracle, bool(config.algorithm.minibatch_alternative), transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
-        average = Phase(_no_client_function, memory.client_blocks)
         self._average = self._stage(average) if memory.client_blocks.fields else None
-        self._stages = self._stages_of(config.algorithm.phases)
-        self._start = self._stages_of(config.algorithm.start)
-        layouts = [stage.messages.layout for stage in self._stages]
-        self.compressor = MessageCompressor(config, self.hosted, layouts, memory.shared)
+        self._stages, self._start = self._stages_of(phases), self._stages_of(start)
 
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), number: int = 0, cohort: int = 0) -> Stage:
         layout, dtype = self.memory.layout(phase.message), self.memory.shared.buffer.dtype
@@ -159,7 +163,7 @@ class Rounds:
         started, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
         self.executor.begin_round(r)
-        cohort = number = None
+        cohort, number, skipped = None, None, self.skipped
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
@@ -173,6 +177,9 @@ class Rounds:
                 break
             controls += self._phase(r, stage, cohort, control)
             control = 0.0  # only the first Allreduce includes it
+        if r and self.skipped == skipped:
+            self.previous_steps = local_steps(self.config.algorithm)
+            self.steps_done += self.previous_steps
         self.average_clients()
         seconds, communication = time.perf_counter() - started, self.transport.seconds - communicated
         self.costs.seconds += seconds
@@ -216,6 +223,8 @@ class Rounds:
             blocks=self.executor.oracle.blocks,
             prox=getattr(self.problem, "phi", None),
             address=(self.config.seed, r),
+            steps_before=self.steps_done if r else None,
+            previous_steps=self.previous_steps,
         )
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
@@ -227,7 +236,7 @@ class Rounds:
         self._check_mean(r, stage, non_finite)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
-        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices)
+        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices, now.step(now.steps))
         self._run_server(stage, now)
         _check_shared(r, stage, shared)
         self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])

@@ -15,7 +15,7 @@ import torch
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import warning
 from mpifed.base.settings import title
-from mpifed.core.algorithm import Algorithm
+from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
@@ -112,16 +112,20 @@ class Simulation:
             self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)
-        self._weights.expect_fit(self.problem, config.problem)
-        self._sets = projections(self.problem)
+        # Each part that may fail on one rank is followed by an agreement, and none of them communicates:
+        # otherwise a rank that fails would leave the others waiting.
+        with collective_errors(comm, ValueError, OSError):
+            self._weights.expect_fit(self.problem, config.problem)
+            self._sets = projections(self.problem)
         self.files = files | self.problem.files
         self.placement = place_clients(config, self.problem, comm)
         self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
         self.transport = choose_transport(comm, self.device, config.run.transport, exact)
         clients = len(self.placement.clients_of(comm.rank))
-        memory = Allocation(
-            config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
-        )
+        with collective_errors(comm, ValueError, OSError):
+            memory = Allocation(
+                config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
+            )
         self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
@@ -139,7 +143,8 @@ class Simulation:
             if config.personalize:
                 self.metrics.personalize(FineTuning(config.personalize, FullData(self)))
         oracle, regularize = self.rounds.executor.oracle, config.regularize
-        self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
+        with collective_errors(comm, ValueError):
+            self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -183,8 +188,18 @@ class Simulation:
         self._update_output()
         return controls
 
-    def restore(self, round: int, skipped: int, unsent: list[str]) -> None:
-        """Continue after ``round``; the records must have been restored before. Collective."""
+    def restore(
+        self, round: int, skipped: int, unsent: list[str], steps: Sequence[int] | None = None
+    ) -> None:
+        """Continue after ``round``; the records must have been restored before. Collective.
+
+        Args:
+            steps: ``steps_done`` and ``previous_steps`` of :class:`~mpifed.simulation.rounds.Rounds`. By
+                default, all rounds had the present number of local steps.
+        """
+        number = local_steps(self.config.algorithm)
+        done, previous = steps or ((round - skipped) * number, number)
+        self.rounds.steps_done, self.rounds.previous_steps = done, previous
         self.round, self.rounds.skipped, self.rounds.traffic.unsent = round, skipped, set(unsent)
         self.rounds.average_clients()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.placement import Placement
 from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_registered, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
@@ -59,7 +59,8 @@ def write(
 ) -> None:
     """Write the checkpoint of round ``header["round"]`` and remove all but the ``keep`` newest. Collective.
 
-    If the disk is full, the older checkpoints remain and no rank is left waiting.
+    If the disk is full, the older checkpoints remain. Rank 0 receives all rows even if it cannot write them,
+    so no rank is left waiting.
 
     Args:
         header: JSON-able values (those of rank 0 are written).
@@ -68,13 +69,15 @@ def write(
 
     Raises:
         OSError, RuntimeError: on rank 0: the file cannot be written.
+        CollectiveError: on all ranks: rank 0 has no memory for a block.
     """
+    buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
         for start, stop in _row_spans(0, len(rows), rows):
             comm.send(rows[start:stop], 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
-    blocks = _receive(rows, comm, placement)
+    blocks = _receive(rows, buffer, comm, placement)
     try:
         whole = sum(array.nbytes for array in arrays.values())
         _expect_space(final.parent, whole + placement.clients * _row_bytes(rows))
@@ -94,14 +97,44 @@ def write(
         old.unlink(missing_ok=True)
 
 
-def _receive(rows: np.ndarray, comm: SerialComm, placement: Placement):
-    """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block."""
+def _buffer(rows: np.ndarray, comm: SerialComm, placement: Placement) -> np.ndarray:
+    """Return memory on rank 0 for the largest block of another rank's rows. Collective.
+
+    It is allocated before any rank sends or receives a block, so that nothing fails between two blocks.
+    """
+    with collective_errors(comm, MemoryError):
+        spans = (span for rank in range(1, comm.size) for span in _spans_of(rank, rows, placement))
+        largest = max((stop - start for start, stop in spans), default=0) if comm.rank == 0 else 0
+        return np.empty((largest, rows.shape[1]), rows.dtype)
+
+
+def _spans_of(rank: int, rows: np.ndarray, placement: Placement):
+    return _row_spans(*placement.edges[rank : rank + 2], rows)
+
+
+def _receive(rows: np.ndarray, buffer: np.ndarray, comm: SerialComm, placement: Placement):
+    """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block.
+
+    A block of another rank is valid until the next one is requested.
+    """
     yield 0, rows
     for rank in range(1, comm.size):
-        for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows):
-            block = np.empty((stop - start, rows.shape[1]), rows.dtype)
+        for start, stop in _spans_of(rank, rows, placement):
+            block = buffer[: stop - start]
             comm.receive(block, rank)
             yield start, block
+
+
+def _send(rows: np.ndarray, buffer: np.ndarray, comm: SerialComm, placement: Placement):
+    """Yield the range of clients of each block of the other ranks and memory to fill, on rank 0.
+
+    A block is sent when the next one is requested.
+    """
+    for rank in range(1, comm.size):
+        for start, stop in _spans_of(rank, rows, placement):
+            block = buffer[: stop - start]
+            yield slice(start, stop), block
+            comm.send(block, rank)
 
 
 def _expect_space(folder: Path, needed: int) -> None:
@@ -158,14 +191,27 @@ def newest(
 
 
 def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placement: Placement) -> None:
-    """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective."""
+    """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective.
+
+    Rank 0 sends blocks to all ranks even if it cannot read them, so no rank is left waiting; the rows are
+    then undefined.
+
+    Raises:
+        OSError, RuntimeError, ValueError, KeyError: on rank 0: the file cannot be read.
+        CollectiveError: on all ranks: rank 0 has no memory for a block.
+    """
+    buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
         for start, stop in _row_spans(0, len(rows), rows):
             comm.receive(rows[start:stop], 0)
         return
-    with open_untrusted(path) as file:
-        clients = file["clients"]
-        rows[...] = clients[: len(rows)]
-        for rank in range(1, comm.size):
-            for start, stop in _row_spans(*placement.edges[rank : rank + 2], rows):
-                comm.send(np.ascontiguousarray(clients[start:stop]), rank)
+    blocks = _send(rows, buffer, comm, placement)
+    try:
+        with open_untrusted(path) as file:
+            clients = file["clients"]
+            rows[...] = clients[: len(rows)]
+            for clients_of_block, block in blocks:
+                block[...] = clients[clients_of_block]
+    finally:
+        for _ in blocks:  # the other ranks receive their rows even if rank 0 fails
+            pass

@@ -39,6 +39,8 @@ LOG_FOLDER, LOG_FILES = "log", ("rank-*.txt",)
 #: First bytes of checkpoints, and of results files. Results files of version 0.1 begin with HDF5's own bytes.
 CHECKPOINT_MAGIC, RESULTS_MAGIC = b"mpifed checkpoint ", b"mpifed run file "
 HISTORY_FILE, HISTORY_MAGIC = "history.bin", b"mpifed history 1\n"
+#: First bytes of a log, and of a lock file whose process has not ended normally.
+LOG_MAGIC, LOCK_MAGIC = b"mpifed log of rank ", b"process "
 #: In the folder of a search: the folder of its runs, the table of all settings, and the result of a study.
 TRIALS, TRIED, SEARCH_RESULT = "trials", "tried.csv", "tried.json"
 #: Patterns of the names of a run's files.
@@ -54,13 +56,13 @@ WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: Creator of vector figures, and first line of a report's text.
 REPORT_MARK = "mpifed report"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-#: First bytes of the binary files of a run. Copies of them need no marker file.
-_RUN_MAGICS = (CHECKPOINT_MAGIC, HISTORY_MAGIC, RESULTS_MAGIC)
+#: First bytes of the files of a run. Copies of them need no marker file.
+_RUN_MAGICS = (CHECKPOINT_MAGIC, HISTORY_MAGIC, RESULTS_MAGIC, LOG_MAGIC)
 #: Number of bytes that are searched for a signature.
 _HEAD_BYTES = 2**20
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
 _LOG = re.compile(r"rank-([0-9]+)\.txt")
-_TEMPORARY = re.compile(r"(.+)\.tmp\.[0-9]+", re.DOTALL)
+_TEMPORARY = re.compile(r"(.+)\.tmp\.([0-9]{1,18})", re.DOTALL)
 
 
 def register(folder: Path, patterns: Iterable[str]) -> None:
@@ -73,11 +75,29 @@ def register(folder: Path, patterns: Iterable[str]) -> None:
     known = _registered(folder)
     new = [pattern for pattern in patterns if pattern not in known]
     existing = [path for pattern in new for path in _matching(folder, pattern)]
-    refuse_foreign(path for path in existing if not _head(path).startswith(_RUN_MAGICS))
+    refuse_foreign(path for path in existing if not _is_recognised(path))
     if new:
-        refuse_foreign([folder / MARKER] if not known else [])
-        with replacing(folder / MARKER) as temporary:
+        refuse_foreign([folder / MARKER] if not known and not _is_empty(folder / MARKER) else [])
+        with replacing(folder / MARKER, _is_marker) as temporary:
             temporary.write_text("\n".join([_TITLE, *known, *new, ""]))
+
+
+def _is_marker(head: bytes) -> bool:
+    return head.startswith(_TITLE.encode())
+
+
+def _is_empty(path: Path) -> bool:
+    return _is_regular(path) and not os.lstat(path).st_size
+
+
+def _is_recognised(path: Path) -> bool:
+    """Whether an unregistered file is one of a run, or empty, as full disks and kills leave files."""
+    head = _head(path)
+    if path.name == LOCK_FILE and head.startswith(LOCK_MAGIC):
+        return True
+    # HDF5 leaves the bytes before its own, the user block, at 0 until the file is complete.
+    incomplete = bool(_TEMPORARY.fullmatch(path.name)) and head.lstrip(b"\0").startswith(HDF5_MAGIC)
+    return head.startswith(_RUN_MAGICS) or incomplete or _is_empty(path)
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -184,11 +204,16 @@ rank_of = round_of
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, signature: Callable[[bytes], bool] | None = None) -> Iterator[Path]:
     """Yield a temporary file next to ``path``, which is synced to disk and replaces ``path`` on success.
 
     If an error is raised, the temporary file is removed and ``path`` is unchanged. A link, folder or pipe at
     ``path`` is renamed.
+
+    Args:
+        signature: for a name that is not registered: whether the first bytes are those of such a file. The
+            temporary files that killed processes of this host have left are removed if they have it or are
+            empty. :func:`remove_leftovers` removes those of registered names.
 
     Raises:
         OSError: one of these steps fails.
@@ -197,6 +222,10 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     if temporary.is_file():  # left by a killed process with the same number
         temporary.unlink()
+    for leftover, name, process in _temporary_files(path.parent) if signature else ():
+        head = _head(leftover)
+        if name == path.name and not _is_running(process) and (not head or signature(head)):
+            leftover.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         yield temporary
@@ -213,22 +242,48 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
+def writing(path: str | Path, signature: Callable[[bytes], bool] | None = None) -> Iterator[Path]:
     """:func:`replacing` for files that the user names: errors are raised as :class:`ConfigError`."""
     try:
-        with replacing(Path(path)) as temporary:
+        with replacing(Path(path), signature) as temporary:
             yield temporary
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of registered files that a killed process has left in ``folder``."""
-    registered = _registered(folder)
-    for path in Path(folder).glob("*.tmp.*"):
-        base = _TEMPORARY.fullmatch(path.name)
-        if base and _is_regular(path) and any(fnmatchcase(base[1], pattern) for pattern in registered):
+def remove_leftovers(folder: Path, patterns: Iterable[str], locked: bool = False) -> None:
+    """Remove the temporary files that killed processes have left of registered files, and of the marker file.
+
+    Args:
+        patterns: registered names whose temporary files are removed.
+        locked: whether a lock excludes other writers of ``patterns``. Otherwise the files of processes that
+            are running on this host remain.
+    """
+    for path, name, process in _temporary_files(folder):
+        is_ours = any(fnmatchcase(name, pattern) for pattern in patterns)
+        if (is_ours and locked) or (
+            not _is_running(process) and (is_ours or (name == MARKER and _is_marker(_head(path))))
+        ):
             path.unlink(missing_ok=True)
+
+
+def _temporary_files(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yield the temporary files of a folder, the names of their targets, and their processes."""
+    for path in Path(folder).glob("*.tmp.*"):
+        parts = _TEMPORARY.fullmatch(path.name)
+        if parts and _is_regular(path):
+            yield path, parts[1], int(parts[2])
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process of this number runs on this host; True for numbers that no process has."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def sync(path: Path) -> None:

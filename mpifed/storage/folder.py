@@ -30,13 +30,17 @@ from mpifed.storage.files import (
     sync,
 )
 
-__all__ = ["Folder", "Holder", "holder"]
+__all__ = ["Folder", "Holder", "NotWritable", "holder"]
 
 #: Seconds to wait for a lock: a requeued job may start while its predecessor is ending.
 LOCK_TIMEOUT = 3.0
 #: Maximum number of characters of the lock file's text that are printed.
 MAX_CHARACTERS = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotWritable(ValueError):
+    """A folder cannot be written to."""
 
 
 class Folder:
@@ -64,19 +68,19 @@ class Folder:
             create: create the folder if it does not exist.
 
         Raises:
-            ValueError: another run uses the folder, it cannot be written to, or a file of the user would be
-                replaced.
+            NotWritable: the folder cannot be written to.
+            ValueError: another run uses the folder, or a file of the user would be replaced.
         """
         end = time.monotonic() + LOCK_TIMEOUT
         try:
             while not self._acquire(create, time.monotonic() < end):
                 time.sleep(0.1)
             if self._locked:
-                remove_leftovers(self.path)
+                remove_leftovers(self.path, RUN_FILES, locked=True)
             self._stat = os.stat(self.path)
         except OSError as error:
             self.close()
-            raise ValueError(f"cannot write to run.out = {self.path}: {error.strerror}") from None
+            raise NotWritable(f"cannot write to run.out = {self.path}: {error.strerror}") from None
 
     def _acquire(self, create: bool, wait: bool) -> bool:
         """Try to lock the folder. Return False if the caller should try again."""

@@ -2,9 +2,10 @@
 
 One row per round holds a checksum, the costs, the metrics if the round was evaluated, and recorded iterates.
 The round in a checkpoint's header gives the number of rows that belong to it, so the time to write a
-checkpoint does not grow with the history. All rows have the same size and a checksum each, so a damaged row
-affects no other row. The state of a run does not depend on its history: the run continues without damaged
-rows. A process that resumes a run writes the whole file again at its first checkpoint.
+checkpoint does not grow with the history. All rows have the same size and a checksum each, so a damaged
+row affects no other row. Damaged rows are read from the results file, if it contains them. The state of a run
+does not depend on its history: the run continues without rows that are lost. A process that resumes a run
+writes the whole file again at its first checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, replacing
-from mpifed.storage.results import COSTS
+from mpifed.base.errors import format_ranges
+from mpifed.base.log import warning
+from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, RUN_FILE, replacing
+from mpifed.storage.results import COSTS, load_if_valid
+from mpifed.storage.results import read as read_results
 
 __all__ = ["read", "row_type", "write"]
 
@@ -76,7 +80,7 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
         header: header of the checkpoint, which contains the costs of its own round.
 
     Returns:
-        Tables for :meth:`Recorder.restore`, with NaN for the costs and iterates of damaged rows; and the
+        Tables for :meth:`Recorder.restore`, with NaN for the costs and iterates of lost rows; and the
         rounds of these rows.
     """
     rows = np.zeros(
@@ -90,8 +94,47 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     valid = (rows["check"] == _checksums(rows)) & (np.isnan(rounds) | (rounds == numbers))
     for table in rows.dtype.names[1:]:
         rows[table][~valid] = np.nan
+    damaged = numbers[~valid].tolist()
+    restored = _restore(rows, damaged, folder, header) if damaged else []
+    if restored:
+        rounds_of_rows = format_ranges(restored, " to ")
+        warning(f"{folder / HISTORY_FILE} is damaged: rounds {rounds_of_rows} are read from {RUN_FILE}")
     rows["costs"][-1] = header["totals"]
     evaluated = ~np.isnan(rows["metrics"][:, 0])
     tables = {"costs": rows["costs"], "metrics": rows["metrics"][evaluated].T}
     iterates = {name: rows[name][1:] for name in rows.dtype.names[3:]}
-    return tables | iterates, numbers[~valid].tolist()
+    return tables | iterates, sorted({*damaged} - {*restored})
+
+
+def _restore(rows: np.ndarray, damaged: list[int], folder: Path, header: Mapping) -> list[int]:
+    """Fill damaged rows from the results file in ``folder``, and return their rounds.
+
+    Nothing is filled from the results of another run: seed, problem, names of metrics and sizes of iterates,
+    and the costs of the rounds that are known, must be the same.
+    """
+    if load_if_valid(folder) is None:
+        return []
+    run, output = read_results(folder)
+    names, rounds = header["metrics"][1:], run.costs["round"].tolist()
+    costs = np.array([run.costs[name] for name in COSTS], np.float64).T
+    known = np.where(np.isin(np.arange(len(rows)), damaged), np.nan, rows["costs"][:, 0])
+    totals = {int(r): rows["costs"][int(r)] for r in known[~np.isnan(known)]}
+    totals[header["round"]] = np.array(header["totals"])
+    same_run = all(run.config.get(key) == header["config"].get(key) for key in ("seed", "problem"))
+    same_run = same_run and {*names} <= {*run.metrics}
+    for r, row in zip(rounds, costs):
+        same_run = same_run and (r not in totals or np.array_equal(row, totals[r]))
+    for block, size in header["recorded"].items():
+        same_run = same_run and output.iterates.get(block, rows[:0]).shape == (run.last_round, size)
+    if not same_run:
+        return []
+    positions = {r: place for place, r in enumerate(rounds)}
+    evaluated = {r: place for place, r in enumerate(run.metric_rounds.tolist())}
+    restored = [r for r in damaged if r in positions]
+    for r in restored:
+        rows["costs"][r] = costs[positions[r]]
+        if r in evaluated:
+            rows["metrics"][r] = [r, *(run.metrics[name][evaluated[r]] for name in names)]
+        for block in header["recorded"] if r else ():
+            rows[f"iterates_{block}"][r] = output.iterates[block][r - 1]
+    return restored

@@ -14,9 +14,9 @@ import warnings
 from pathlib import Path
 
 from mpifed.base.log import LOG, escape_control, warning
-from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import process_name
-from mpifed.storage.files import LOG_FILES, LOG_FOLDER, is_registered, logs, rank_of, register
+from mpifed.storage.files import LOG_FILES, LOG_FOLDER, LOG_MAGIC, is_registered, logs, rank_of, register
 
 __all__ = ["RankLog"]
 
@@ -89,15 +89,20 @@ class RankLog:
         Raises:
             CollectiveError: a file of the user has the name of a log.
         """
+        error = ""
         with collective_errors(self._comm, ValueError):
             if self._comm.rank == 0:
-                self._prepare_folder()
+                error = self._prepare_folder()
+        if reason := broadcast_text(self._comm, error):
+            if self._comm.rank == 0:
+                place = self._folder / LOG_FOLDER
+                warning(f"cannot write the logs in {place}: {reason}; the run continues without them")
+            return
         path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
         try:
             stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_no_link)
             self._start_of_run = os.fstat(stream.fileno()).st_size
-            ranks = f"rank {self._comm.rank} of {self._comm.size}"
-            stream.write(f"mpifed log of {ranks}, {process_name()}\n")
+            stream.write(f"{LOG_MAGIC.decode()}{self._comm.rank} of {self._comm.size}, {process_name()}\n")
             stream.flush()
         except OSError as error:
             if self._comm.rank == 0:
@@ -110,13 +115,17 @@ class RankLog:
         for record in buffer.records:
             self._handler.handle(record)
 
-    def _prepare_folder(self) -> None:
+    def _prepare_folder(self) -> str:
+        """Create the folder of the logs on rank 0; return why that is not possible, "" if it is."""
         place = self._folder / LOG_FOLDER
         if os.path.lexists(place) and not stat.S_ISDIR(os.lstat(place).st_mode):
             raise ValueError(f"expected a folder for the logs, found a file or a link {place}: move it away")
-        with contextlib.suppress(OSError):  # a full disk is reported when a log is opened
+        try:
             place.mkdir(exist_ok=True)
             register(place, LOG_FILES)
+        except OSError as error:  # without logs, which would be unregistered files
+            return error.strerror or str(error)
+        return ""
 
     def remove_previous(self) -> None:
         """Remove the messages of earlier runs, and the logs of ranks that this run does not have."""

@@ -23,6 +23,7 @@ __all__ = ["BEST", "SEED_OFFSET", "SearchResult", "discard", "read", "result_of"
 BEST = "best.toml"
 #: Difference between the first seed in best.toml and the first seed of the search.
 SEED_OFFSET = 100
+_TITLE = "# The best settings of every method, found by `mpifed tune`, with seeds unused by the search."
 _COLUMNS = ("task", "method", "bracket", "settings", "rounds", "seeds", "value", "oracle calls")
 
 
@@ -99,7 +100,7 @@ def store(tuning: Tuning, study: Study, digest: str, result: SearchResult) -> No
     path = _file(tuning, study)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"search": digest, **asdict(result)}, indent=1) + "\n"
-    with replacing(path) as temporary:
+    with replacing(path, lambda head: head.startswith(b'{\n "search": ')) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -120,14 +121,18 @@ def read(tuning: Tuning, study: Study, digest: str) -> SearchResult | None:
 def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
     """Write ``best.toml`` and ``tried.csv`` for the studies that have finished."""
     tuning.out.mkdir(parents=True, exist_ok=True)
-    with replacing(tuning.out / TRIED) as path, open(path, "w", newline="", encoding="utf-8") as file:
+    columns = ",".join(_COLUMNS).encode()
+    with (
+        replacing(tuning.out / TRIED, lambda head: head.startswith(columns)) as path,
+        open(path, "w", newline="", encoding="utf-8") as file,
+    ):
         table = csv.writer(file, lineterminator="\n")
         table.writerow(_COLUMNS)
         for study, result in zip(tuning.studies, results):
             for bracket, settings, *rest in result.tried if result else ():
                 name = settings_name(settings) if settings else ""
                 table.writerow([study.task, study.method, bracket, name, *rest])
-    with replacing(tuning.out / BEST) as path:
+    with replacing(tuning.out / BEST, lambda head: head.startswith(_TITLE.encode())) as path:
         path.write_text(_best(tuning, results), encoding="utf-8")
 
 
@@ -138,7 +143,7 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
     table["run"] = table.get("run", {}) | {"out": str(tuning.out / "best")}
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     lines = [
-        "# The best settings of every method, found by `mpifed tune`, with seeds unused by the search.",
+        _TITLE,
         f"# `mpifed sweep {tuning.out / BEST}` runs them,",
         f"# `mpifed report {tuning.out / 'best'}` compares them. {TRIED} lists all settings that were tried.",
     ]

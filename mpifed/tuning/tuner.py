@@ -142,8 +142,8 @@ class _Searches:
         self.searches: dict[int, Search] = {}
         self.steps: dict[int, Generator] = {}
         self.requested: dict[int, list[Request]] = {}
-        if comm.rank == 0:
-            for number in studies_of_part:
+        with collective_errors(comm, *_ERRORS):
+            for number in studies_of_part if comm.rank == 0 else ():
                 study, plan = tuning.studies[number], plans[number]
                 if tuning.config.run.overwrite:
                     discard(tuning, study)

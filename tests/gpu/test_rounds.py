@@ -11,11 +11,10 @@ from simulated_gpu import device as gpu
 
 from mpifed import Config
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.base.errors import ConfigError
 from mpifed.core.compression import QSGD, TopK
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import deterministic
 from mpifed.simulation import client_batching
 from mpifed.simulation.simulation import Simulation
@@ -145,7 +144,7 @@ def test_groups_fit_into_memory(monkeypatch, fitting, group, note):
     monkeypatch.setattr(client_batching, "_evaluate", allocate)
     assert digits()[0] == (group, note)
     if group == 1:
-        with pytest.raises(ConfigError, match="two exceed the memory of a GPU .*: set run.group = 1"):
+        with pytest.raises(CollectiveError, match="two exceed the memory of a GPU .*: set run.group = 1"):
             digits("run.group=all")
 
 

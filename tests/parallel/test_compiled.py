@@ -8,8 +8,7 @@ from games import configuration
 
 import mpifed.core.autodiff as autodiff
 from mpifed import run
-from mpifed.base.errors import ConfigError
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.mpi
@@ -51,5 +50,5 @@ def test_a_missing_compiler_on_one_rank_is_reported_on_all(comm, out, monkeypatc
 
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(autodiff, "BACKEND", missing)
-    with pytest.raises(ConfigError, match="run.compile = 'default': expected .* got .*no compiler"):
+    with pytest.raises(CollectiveError, match="run.compile = 'default': expected .* got .*no compiler"):
         Simulation.from_settings(job(out, group=1, compile="default"), comm)

@@ -181,7 +181,7 @@ def test_losses_that_cannot_be_compiled_are_rejected_before_the_first_round(
 ):
     monkeypatch.setattr(autodiff, "BACKEND", backend)
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), loss, "unused", compile="default")
-    with pytest.raises(ConfigError, match=error) as raised:
+    with pytest.raises(CollectiveError, match=error) as raised:
         Simulation.from_settings(config, COMM)
     assert "\n" not in str(raised.value)
 
@@ -206,7 +206,7 @@ def test_full_batches_of_different_sizes_are_not_compiled():
     """Each size would be compiled, or results would depend on earlier sizes."""
     job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
     with pytest.raises(
-        ConfigError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle.batch"
+        CollectiveError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle"
     ):
         Simulation.from_settings(job, COMM)
 

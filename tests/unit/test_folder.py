@@ -12,9 +12,10 @@ import time
 
 import numpy as np
 import pytest
+from commands import error_of, output_of
 from saddle_job import table
 
-from mpifed import run
+from mpifed import resume, run
 from mpifed.parallel.comm import CollectiveError
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import folder as module
@@ -138,6 +139,27 @@ def test_read_only_file_system(tmp_path):
         assert time.monotonic() - start < 10, "there is nothing to wait for"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_complete_run_on_a_read_only_file_system(tmp_path):
+    """`mpifed run` succeeds, since nothing has to be written."""
+    disk, file = tmp_path / "disk", tmp_path / "job.toml"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "tmpfs", disk]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        file.write_text(
+            'rounds = 2\nalgorithm = { name = "LocalSGDA", q = 1, eta_x = 0.1, eta_y = 0.1 }\n'
+            f'problem = {{ name = "Saddle", clients = 2, d = 2 }}\nrun.out = "{disk}/run"\n'
+        )
+        output_of("run", file)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        output_of("run", file)
+        assert resume(disk / "run").round == 2
+        assert "Read-only" in error_of("run", file, "rounds=3")
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def job(out, **settings) -> dict:

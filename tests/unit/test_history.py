@@ -248,3 +248,26 @@ def test_full_disk_leaves_earlier_checkpoints_valid(whole, tmp_path, monkeypatch
     assert capsys.readouterr().err.count("No space left on device); the newest checkpoint is") == 1
     assert os.listdir(out.parent) == ["run"]
     assert history.read(out, checkpoint.newest(out)[1])[1] == []
+
+
+@pytest.mark.parametrize("damage", [
+    lambda content: None, lambda content: content[: len(content) // 2],
+    lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+], ids=["missing", "truncated", "last row"])  # fmt: skip
+def test_damaged_rows_are_read_from_the_results(whole, tmp_path, capsys, damage):
+    """The results file is not replaced by one with less history."""
+    place = shutil.copytree(whole[1], tmp_path / "run")
+    path, content = place / "history.bin", damage((whole[1] / "history.bin").read_bytes())
+    path.write_bytes(content) if content is not None else path.unlink()
+    expect_equal(resume(place, [f"rounds={ROUNDS + 3}"], COMM), run(job(tmp_path / "more", ROUNDS + 3), COMM))
+    output = capsys.readouterr().err
+    assert "history.bin is damaged: rounds " in output and "are read from run.h5" in output
+    assert "are lost" not in output
+
+
+def test_results_of_another_run_fill_no_rows(out, tmp_path, capsys):
+    run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
+    shutil.copy(tmp_path / "other" / "run.h5", out)
+    (out / "history.bin").unlink()
+    resume(out, [f"rounds={ROUNDS + 1}"], COMM)
+    assert "rounds 0 to 9 are lost" in capsys.readouterr().err

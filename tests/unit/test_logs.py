@@ -1,5 +1,6 @@
 """The logs of the ranks: content by level, resumed and replaced runs, errors, and full disks."""
 
+import errno
 import gc
 import logging
 import os
@@ -20,6 +21,10 @@ from mpifed.storage import rank_log as module
 
 COMM = SerialComm()
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
@@ -198,3 +203,15 @@ def test_a_round_calls_no_logging_at_the_default_level(start, monkeypatch):
         name for name in files if "/logging/" in name or name.endswith(("/log.py", "callbacks.py"))
     ]
     assert len(entered) > ROUNDS and not logging_files
+
+
+def test_disk_that_is_full_when_the_folder_is_created(start, tmp_path, monkeypatch, capsys):
+    """The same command works when there is space; also after a version that left an empty, unlisted log."""
+    with monkeypatch.context() as full:
+        full.setattr(module, "register", no_space)
+        start()
+    assert "cannot write the logs in" in capsys.readouterr().err
+    assert not list((tmp_path / "run" / "log").glob("*"))
+    (tmp_path / "run" / "log" / "rank-0.txt").touch()
+    start("run.overwrite=true")
+    assert (tmp_path / "run" / "log" / "rank-0.txt").read_text().startswith("mpifed log of rank 0 of 1, ")

@@ -15,6 +15,7 @@ from mpifed import __version__, resume, run
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
+from mpifed.core.algorithm import Now
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.recorder import Recorder
 from mpifed.running.resume import final_results, open_for_run
@@ -530,3 +531,33 @@ algorithm = {{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }}
     assert execute() == SweepOutcome(done=3, before=2)
     assert mpifed.load(tmp_path / "runs" / "seed=1").end == End("rounds", "all 3 rounds done")
     assert execute("rounds=5") == SweepOutcome(done=3, before=0)
+
+
+def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch):
+    """Schedules of local steps continue at the next step, for more and for fewer steps per round."""
+    steps, step = {}, Now.step
+    method = {"name": "AdaFGDA", "sync_estimator": "local"}
+
+    def recorded(self, k):
+        t = step(self, k)
+        steps.setdefault(self.round, []).extend([t] if k else [])
+        return t
+
+    monkeypatch.setattr(Now, "step", recorded)
+    run(config(tmp_path / "run", 3, algorithm=method | {"q": 4}), COMM)
+    for rounds, q in ((4, 10), (5, 2)):
+        resume(tmp_path / "run", [f"rounds={rounds}", f"algorithm.q={q}"], COMM)
+    expected = {1: (1, 4), 2: (5, 8), 3: (9, 12), 4: (13, 22), 5: (23, 24)}
+    assert {r: (min(numbers), max(numbers)) for r, numbers in steps.items() if r} == expected
+
+
+def test_checkpoint_without_the_number_of_steps(done, without_results):
+    """Of an earlier version: all its rounds had the stored number of steps."""
+    path = sorted(without_results.glob("checkpoint-*"))[-1]
+    with h5py.File(path, "a") as file:
+        header = json.loads(file.attrs["header"])
+        assert header.pop("steps") == [12, 2]
+        file.attrs["header"] = json.dumps(header)
+    hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
+    resume(without_results, ["rounds=7", "algorithm.q=5"], COMM)
+    assert checkpoint.newest(without_results)[1]["steps"] == [12 + 5, 5]

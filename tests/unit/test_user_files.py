@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
 from commands import error_of, output_of
@@ -12,7 +13,15 @@ from mpifed import resume, run
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError
-from mpifed.storage.files import HISTORY_MAGIC, MARKER, REPORT_FILES
+from mpifed.storage.files import (
+    HISTORY_MAGIC,
+    MARKER,
+    REPORT_FILES,
+    is_paper,
+    register,
+    remove_leftovers,
+    replacing,
+)
 from mpifed.storage.folder import Folder
 
 JOB = """
@@ -82,11 +91,6 @@ def test_name_used_by_the_user(job, out, name):
         with pytest.raises(CollectiveError, match=f"{name} is a file that mpifed has not written"):
             run(job, overrides=[change])
     assert contents(out) == {name: b"mine"}
-    (out / name).unlink()
-    run(job)
-    (out / MARKER).unlink()
-    with pytest.raises(CollectiveError, match="is a file that mpifed has not written and would be"):
-        run(job, overrides=["run.overwrite=true"])
 
 
 TYPES = {
@@ -229,3 +233,48 @@ def test_figure_that_cannot_be_written(working_folder, monkeypatch):
     monkeypatch.setattr("mpifed.storage.files.sync", full)
     assert f"cannot write {FIGURE}: No space left on device" in error_of(*DRAW, FIGURE)
     assert not (working_folder / FIGURE).exists() and not list(working_folder.glob("*.tmp.*"))
+
+
+@pytest.fixture
+def ended() -> int:
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_temporary_files_of_killed_commands_are_removed(tmp_path, ended):
+    """Those of a registered name, and of another name if they begin like such a file or are empty; not those
+    of a process that is running, of another name, or of the user."""
+    register(tmp_path, ["report.html", "run.h5"])
+    removed = {
+        f"report.html.tmp.{ended}": b"<html>", f"figure.pdf.tmp.{ended}": b"% mpifed report",
+        f"table.tex.tmp.{ended}": b"", f"{MARKER}.tmp.{ended}": (tmp_path / MARKER).read_bytes(),
+    }  # fmt: skip
+    kept = {
+        f"report.html.tmp.{os.getppid()}": b"<html>", f"run.h5.tmp.{ended}": b"written by a run elsewhere",
+        f"other.pdf.tmp.{ended}": b"% mpifed report", f"table.tex.tmp.{ended}0": b"the user's",
+    }  # fmt: skip
+    for name, content in (removed | kept).items():
+        (tmp_path / name).write_bytes(content)
+    remove_leftovers(tmp_path, REPORT_FILES)
+    for name in ("figure.pdf", "table.tex"):
+        with replacing(tmp_path / name, is_paper) as path:
+            path.touch()
+    assert {path.name for path in tmp_path.glob("*.tmp.*")} == {*kept}
+
+
+def test_temporary_marker_file_of_a_killed_run_is_removed(job, out, ended):
+    (out / f"{MARKER}.tmp.{ended}").write_text("mpifed replaces and removes the files listed here:\n")
+    run(job)
+    assert not list(out.glob("*.tmp.*"))
+
+
+@pytest.mark.parametrize("lock", ["", "process 7 on host, since 2026-01-01 00:00:00\n"])
+def test_copy_without_the_marker_file_is_continued(job, out, lock):
+    run(job)
+    (out / MARKER).unlink()
+    (out / "run.lock").write_text(lock)
+    (out / "checkpoint-00000009.h5.tmp.12").write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n")
+    (out / "history.bin.tmp.12").touch()
+    assert resume(out, ["rounds=4"]).round == 4 and not list(out.glob("*.tmp.*"))

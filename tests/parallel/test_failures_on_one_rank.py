@@ -1,0 +1,149 @@
+"""A rank that fails where the others go on: all ranks raise the error, and none is left waiting for it."""
+
+import importlib
+import threading
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpifed
+from mpifed.base.errors import ContractError
+from mpifed.cli import check, selftest
+from mpifed.config.job import Config
+from mpifed.config.tuning import tuning
+from mpifed.diagnostics.assumptions import Options, measure
+from mpifed.parallel.comm import CollectiveError
+from mpifed.storage import checkpoint
+from mpifed.tuning import tuner
+
+pytestmark = pytest.mark.mpi
+
+#: Seconds after which a hang ends the job, so that the launcher starts the remaining tests again.
+LIMIT = 60
+SEARCH = """
+rounds = 3
+problem = {{ name = "Saddle", clients = 3, d = 2 }}
+run = {{ out = "{out}", overwrite = true }}
+tune = {{ runs = 2, seeds = 1, methods = [{{ name = "LocalSGDA", q = 2, eta_y = 0.05 }}] }}
+"""
+
+
+def job(out, rounds=2) -> dict:
+    return {
+        "rounds": rounds,
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
+        "problem": {"name": "Saddle", "clients": 4, "d": 2},
+        "oracle": {"batch_size": 0},
+        "message": {"compression": {"name": "top-k", "ratio": 0.5}},
+        "regularize": {"x": 0.1},
+        "run": {"progress": False, "checkpoint_every": 1, "out": f"{out}/run", "watchdog": 0},
+    }
+
+
+def search(comm, out):
+    file = Path(out, f"search-{comm.rank}.toml")
+    file.write_text(SEARCH.format(out=f"{out}/search"))
+    tuner.tune(tuning(file), comm)
+
+
+def checked(comm, out):
+    report, method = check.Report(None, printed=False), mpifed.algorithms.FedAvg(K=1, eta=0.1)
+    check._check_ranks(method, True, comm, report)
+    if not report.sound:
+        raise CollectiveError("the check fails")
+
+
+def tested(comm, out):
+    if not selftest.run_checks(comm):
+        raise CollectiveError("a check fails")
+
+
+ACTIONS = {
+    "run": lambda comm, out: mpifed.run(job(out), comm),
+    "continue": lambda comm, out: mpifed.run(job(out, rounds=3), comm),
+    "estimate": lambda comm, out: measure(
+        comm, Config.from_table(job(out)), Options(points=1, samples=10, of=("noise",))
+    ),
+    "search": search,
+    "check": checked,
+    "selftest": tested,
+}
+SIMULATION, ROUNDS = "mpifed.simulation.simulation:", "mpifed.simulation.rounds:"
+CHECKPOINTS = "mpifed.running.checkpointing:"
+#: Action, function that fails, its error, and whether it fails on rank 0 or on the last rank.
+PLACES = [
+    ("run", f"{SIMULATION}projections", ContractError, "last"),
+    ("run", f"{SIMULATION}InitialWeights.expect_fit", ContractError, "last"),
+    ("run", f"{SIMULATION}Allocation", ContractError, "last"),
+    ("run", f"{SIMULATION}Regularizer", ContractError, "last"),
+    ("run", f"{ROUNDS}Traffic", ContractError, "last"),
+    ("run", f"{ROUNDS}Coordinator", ContractError, "last"),
+    ("run", f"{ROUNDS}MessageCompressor", ContractError, "last"),
+    ("run", f"{ROUNDS}Sampler", ContractError, "last"),
+    ("run", "mpifed.running.runner:Recorder", ValueError, "last"),
+    ("run", "mpifed.simulation.evaluation:Evaluator._expect_labels", ContractError, "last"),
+    ("run", f"{CHECKPOINTS}CheckpointManager._write_history", OSError, "first"),
+    ("run", f"{CHECKPOINTS}Snapshot.take", RuntimeError, "last"),
+    ("run", f"{SIMULATION}Simulation.client_rows", RuntimeError, "last"),
+    ("run", f"{SIMULATION}Simulation.client_rows", MemoryError, "first"),
+    ("run", "mpifed.storage.checkpoint:create", OSError, "first"),
+    ("run", "mpifed.running.recorder:Recorder.write", OSError, "first"),
+    ("continue", f"{SIMULATION}Simulation.restore_client_rows", RuntimeError, "last"),
+    ("continue", f"{CHECKPOINTS}_read_history", OSError, "first"),
+    ("estimate", f"{SIMULATION}Allocation", ContractError, "last"),
+    ("estimate", "mpifed.diagnostics.assumptions:_Estimator._local_clients", ValueError, "last"),
+    ("search", "mpifed.tuning.tuner:discard", OSError, "first"),
+    ("search", "mpifed.tuning.tuner:probe", OSError, "first"),
+    ("search", "mpifed.tuning.tuner:store", OSError, "first"),
+    ("check", "mpifed.cli.check:_same", AssertionError, "last"),
+    ("check", "mpifed.cli.check:tempfile.TemporaryDirectory", OSError, "last"),
+    ("selftest", "mpifed.cli.selftest:_point", KeyError, "last"),
+]
+
+
+@pytest.fixture
+def limited(comm):
+    timer = threading.Timer(LIMIT, comm.abort, (1,))
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
+@pytest.mark.parametrize(
+    "action, place, error, who", PLACES, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_all_ranks_end_with_the_error(comm, out, monkeypatch, limited, action, place, error, who):
+    if action in ("check", "selftest") and comm.size == 1:
+        pytest.skip("compares ranks")
+    monkeypatch.chdir(out)
+    if action == "continue":
+        mpifed.run(job(out), comm)
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    owner = reduce(getattr, outer, importlib.import_module(module))
+
+    def fail(*_, **__):
+        raise error("the dog ate it")
+
+    comm.barrier()
+    if comm.rank == (0 if who == "first" else comm.size - 1):
+        is_property = isinstance(getattr(owner, name), property)
+        monkeypatch.setattr(owner, name, property(fail) if is_property else fail)
+    with pytest.raises(CollectiveError):
+        ACTIONS[action](comm, out)
+    count = np.ones(1)
+    comm.allreduce_(count)  # the ranks are still in step
+    assert count[0] == comm.size
+
+
+def test_rank_0_cannot_read_the_client_rows(comm, out, monkeypatch, limited):
+    """The other ranks wait for their rows."""
+    mpifed.run(job(out), comm)
+    read = checkpoint.read_clients
+    if comm.rank == 0:
+        monkeypatch.setattr(checkpoint, "read_clients", lambda path, *rest: read(Path(out, "lost.h5"), *rest))
+    with pytest.raises(CollectiveError, match="lost.h5"):
+        ACTIONS["continue"](comm, out)
