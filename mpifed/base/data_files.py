@@ -1,25 +1,30 @@
 """Digests of data files and folders, which detect that data have changed since they were read.
 
 The digest of a file is the SHA-256 of its uncompressed bytes, so that a compressed and a plain copy are the
-same data. The digest of a folder is that of the names and contents of all files in it.
+same data. The digest of a folder is that of the names and contents of all files in it that are not hidden.
+Links are followed.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import hashlib
 import lzma
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["OPENERS", "folder_chunks", "digest", "digest_of_path", "relative_names"]
+__all__ = ["OPENERS", "digest", "digest_of_path", "folder_chunks", "is_hidden", "listing", "walk"]
 
 #: Suffix of compressed files → function that opens them.
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 #: Bytes per read.
 _CHUNK = 2**20
+#: Names, in lower case, of files and folders that systems add to a folder, in addition to names with a
+#: leading dot.
+_SYSTEM = ("__macosx", "thumbs.db", "desktop.ini")
 #: Path, inode, size, mtime and ctime of each hashed file. Unlike mtime, programs cannot set the ctime.
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -32,9 +37,66 @@ def digest(chunks: Iterable) -> str:
     return total.hexdigest()
 
 
-def relative_names(folder: Path) -> list[str]:
-    """Return the relative names of all files below a folder, sorted."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def walk(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Iterate over a folder and the folders below it, with the sorted names of their folders and other files.
+
+    Links to folders are followed. Names that the caller removes from the list of folders are not visited.
+
+    Args:
+        onerror: called with the error of a folder that cannot be read, and with that of a link to a folder
+            that contains the link, for which ``errno`` is ``ELOOP``.
+    """
+    pending: list[tuple[Path, frozenset]] = [(folder, frozenset())]
+    while pending:
+        path, above = pending.pop()
+        try:
+            state = path.stat()
+            if (key := (state.st_dev, state.st_ino)) in above:
+                raise OSError(errno.ELOOP, "a link to a folder that contains it", str(path))
+            names = sorted(os.listdir(path))
+        except OSError as error:
+            onerror(error)
+            continue
+        folders = [name for name in names if os.path.isdir(path / name)]
+        inside = {*folders}
+        yield path, folders, [name for name in names if name not in inside]
+        pending += [(path / name, above | {key}) for name in reversed(folders)]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is that of a hidden file or folder, or of one that a system adds to a folder."""
+    return name.startswith(".") or name.lower() in _SYSTEM
+
+
+def listing(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the relative names of the files, of the folders and of the hidden files and folders below a
+    folder, each sorted. Hidden folders are not visited.
+
+    Raises:
+        OSError: a folder cannot be read, a link leads nowhere or to a folder that contains it, or there is
+            neither a file nor a folder, such as a pipe.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    files, folders, hidden = [], [], []
+    for path, below, others in walk(folder, fail):
+        place = path.relative_to(folder)
+        hidden += [place / name for name in (*below, *others) if is_hidden(name)]
+        below[:] = [name for name in below if not is_hidden(name)]
+        folders += [place / name for name in below]
+        visible = [place / name for name in others if not is_hidden(name)]
+        for name in visible:
+            if not (folder / name).is_file():
+                kind = "a link that leads nowhere" if (folder / name).is_symlink() else "not a regular file"
+                raise OSError(errno.ENOENT, kind, str(folder / name))
+        files += visible
+    return _sorted(files), _sorted(folders), _sorted(hidden)
+
+
+def _sorted(paths: Iterable[Path]) -> list[str]:
+    return sorted(path.as_posix() for path in paths)
 
 
 def folder_chunks(folder: Path, names: Iterable[str]) -> Iterator[bytes]:
@@ -51,7 +113,7 @@ def digest_of_path(path_text: str) -> str | None:
     """
     path = Path(path_text)
     try:
-        files = [path / name for name in relative_names(path)] if path.is_dir() else [path]
+        files = [path / name for name in listing(path)[0]] if path.is_dir() else [path]
         return _digest(path_text, tuple(map(_file_state, files)))
     except (OSError, EOFError, ValueError, lzma.LZMAError):  # missing, damaged, or not a path
         return None
@@ -61,7 +123,7 @@ def digest_of_path(path_text: str) -> str | None:
 def _digest(path_text: str, state: _Signature) -> str:
     path = Path(path_text)
     if path.is_dir():
-        return digest(folder_chunks(path, relative_names(path)))
+        return digest(folder_chunks(path, listing(path)[0]))
     return digest(_chunks(path, OPENERS.get(path.suffix, open)))
 
 

@@ -80,7 +80,9 @@ def _expect_results(run: Path) -> None:
         raise click.UsageError(
             f"{run} has checkpoints but no {RUN_FILE}: continue the run with `mpifed resume {run}`"
         )
-    below = sorted(path.parent for path in run.rglob(RUN_FILE))
+    from mpifed.storage.results import files_below
+
+    below = [path.parent for path in files_below(run)]
     hint = f"expected one of the {len(below)} runs below it, e.g. {below[0]}" if below else "expected a run"
     raise click.UsageError(f"there is no {RUN_FILE} in {run}: {hint}")
 

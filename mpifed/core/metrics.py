@@ -6,11 +6,21 @@ the split, such as ``validation_auc``.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
-__all__ = ["CLIENTS", "PERSONAL", "QUANTILES", "VALIDATION", "Details", "split_metric_name"]
+__all__ = [
+    "CLIENTS",
+    "PERSONAL",
+    "QUANTILES",
+    "VALIDATION",
+    "Details",
+    "group_metric_name",
+    "split_metric_name",
+]
 
 #: The split by which hyperparameters are selected.
 VALIDATION = "validation"
@@ -18,11 +28,32 @@ VALIDATION = "validation"
 CLIENTS, PERSONAL = "client", "personal"
 #: Percentiles over the clients that are reported.
 QUANTILES = (10, 50, 90)
+#: Maximum number of characters of a group's name in the name of a metric.
+_LONGEST = 60
 
 
 def split_metric_name(split: str, metric: str) -> str:
     """Return the name of a metric on a split other than the test split."""
     return f"{split}_{metric}"
+
+
+def group_metric_name(metric: str, group: str) -> str:
+    """Return the name of a metric of a group, which differs for different groups.
+
+    Names of metrics are paths in results files. Hence "/", "%", unprintable characters and blanks at the ends
+    of the group's name are percent-encoded, and a long name is cut and completed by its digest.
+    """
+    ends = (0, len(group) - 1)
+    encoded = "".join(
+        quote(character, safe="", errors="surrogatepass")
+        if character in "/%" or not character.isprintable() or (character == " " and place in ends)
+        else character
+        for place, character in enumerate(group)
+    )
+    if len(encoded) > _LONGEST:
+        digest = hashlib.sha256(group.encode(errors="surrogatepass")).hexdigest()
+        encoded = f"{encoded[:_LONGEST]}~{digest[:8]}"
+    return f"{metric}_{encoded}"
 
 
 class Details(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifed.core.streams import generator
-from mpifed.data.samples import Grouping, Table, encode_labels
+from mpifed.data.samples import Grouping, Table, encode_labels, standardized
 from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["Adult", "load_two_groups"]
@@ -56,9 +56,7 @@ class Adult:
             rows = np.concatenate([train, _read(source, "adult.test", self.test)])
         columns = dict(zip(COLUMNS, rows.T))
         numbers = np.stack([columns[name] for name in NUMBERS], axis=1).astype(np.float64)
-        known = numbers[: self.train]
-        deviation = known.std(0)
-        numbers = (numbers - known.mean(0)) / np.where(deviation > 0, deviation, 1)
+        numbers = standardized(numbers, np.arange(self.train))
         words = [columns[name][:, None] == np.unique(columns[name]) for name in WORDS]
         samples = torch.from_numpy(np.concatenate([numbers, *words], axis=1).astype(np.float32))
         labels = torch.from_numpy((columns["income"] == INCOMES[1]).astype(np.int64))

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.base.data_files import folder_chunks, relative_names
+from mpifed.base.data_files import folder_chunks, is_hidden, listing
+from mpifed.base.errors import truncate
 from mpifed.base.settings import hyperparameters
 from mpifed.data.samples import Images, Pixels, expect_all_classes
-from mpifed.data.sources import DataError, Source, opened, parsing
+from mpifed.data.sources import DataError, Source, opened, parsing, warn_of_left_out
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -38,6 +39,21 @@ _WIDE = ("I", "F")
 #: Maximum number of bytes of an image file or of the list of classes.
 _LARGEST = 2**26
 _ANNOTATIONS = "val/val_annotations.txt"
+#: Suffixes of images, also in formats that are not read.
+_IMAGES = (
+    *_SUFFIXES,
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".jfif",
+    ".jpe",
+    ".jp2",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".npy",
+)
 
 
 class _Folder:
@@ -45,11 +61,13 @@ class _Folder:
 
     Args:
         path: its path.
-        names: names of the files in it, relative to the path.
+        names: names of the files in it, relative to the path, without hidden files.
+        folders: names of the folders in it.
+        hidden: names of hidden files and folders, which are left out.
     """
 
-    def __init__(self, path: Path, names: list[str]):
-        self.path, self.names = path, names
+    def __init__(self, path: Path, names: list[str], folders: list[str], hidden: list[str]):
+        self.path, self.names, self.folders, self.hidden = path, names, folders, hidden
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
@@ -65,14 +83,33 @@ class _Archive:
         path: path of the archive.
         packed: its content, if it is not the content of the file at ``path``.
         root: path of the folder in the archive, ends in ``/``.
+
+    Raises:
+        ValueError: there is no such folder in the archive, or a file is in it twice.
     """
 
     def __init__(self, path: Path, packed: bytes | None, root: str):
         self.path, self._packed, self._root = path, packed, root
         self._content = zipfile.ZipFile(path if packed is None else io.BytesIO(packed))
-        self._members = {info.filename.removeprefix(root): info for info in self._content.infolist()
-                         if info.filename.startswith(root) and not info.is_dir()}  # fmt: skip
-        self.names = sorted(self._members)
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self.folders, hidden, outside = [], [], []
+        for info in self._content.infolist():
+            name = info.filename.removeprefix(root)
+            parts = info.filename.rstrip("/").split("/")
+            if first := next((end for end, part in enumerate(parts, 1) if is_hidden(part)), 0):
+                hidden.append("/".join(parts[:first]).removeprefix(root))
+            elif not info.filename.startswith(root):
+                outside += [] if info.is_dir() else [info.filename]
+            elif info.is_dir():
+                self.folders.append(name.rstrip("/"))
+            elif self._members.setdefault(name, info) is not info:
+                raise ValueError(f"two files called {info.filename}")
+        if outside and not self._members:
+            found = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in outside})
+            raise ValueError(
+                f"no folder {root} in it, but {truncate(', '.join(found))}: pack the folder itself"
+            )
+        self.names, self.hidden = sorted(self._members), [*dict.fromkeys(hidden), *sorted(outside)]
 
     def __reduce__(self):
         return _Archive, (self.path, self._packed, self._root)
@@ -198,10 +235,13 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
     parts = _parts(tree)
     if lacking := [part for part in ("train", "test") if part not in parts]:
         part = "train" if "train" in lacking else "test or val"
+        top = sorted({name.partition("/")[0] for name in (*tree.names, *tree.folders)})
         raise DataError(
-            f"{tree.path}: expected images in {part}, one folder per class, found none "
-            f"with the suffix {', '.join(_SUFFIXES)}"
+            f"{tree.path}: expected images in {part}, one folder per class, found none with the suffix "
+            f"{', '.join(_SUFFIXES)}; the folder contains {truncate(', '.join(top)) or 'nothing'}"
         )
+    _expect_no_empty_class(tree, parts["train"])
+    _warn_of_left_out(tree, parts)
     classes = sorted({name for files in parts.values() for name in files.values()})
     labels = {part: _numbers(files, classes) for part, files in parts.items()}
     expect_all_classes(classes, {part: numbers.numpy() for part, numbers in labels.items()}, str(tree.path))
@@ -238,10 +278,10 @@ def _tree(source: Source, root: str) -> _Tree:
     """Return the folder ``root``, or the archive if there is no such folder."""
     folder = source.folder / root if source.folder else None
     if folder and folder.is_dir():
-        names = relative_names(folder)
         with parsing(folder, "a folder of images", "a file that cannot be read: "):
+            names, folders, hidden = listing(folder)
             source.record_file(root, folder, folder_chunks(folder, names))
-        return _Folder(folder, names)
+        return _Folder(folder, names, folders, hidden)
     expected = f"a zip archive of the folder {root}"
     archive = f"{root}.zip"
     if not source.find(archive):
@@ -249,6 +289,41 @@ def _tree(source: Source, root: str) -> _Tree:
     path, packed = source.read(archive, expected)
     with parsing(path, expected):
         return _Archive(path, packed if isinstance(packed, bytes) else None, f"{Path(root).name}/")
+
+
+def _expect_no_empty_class(tree: _Tree, train: dict[str, str]) -> None:
+    """Check that every folder of a class has training images: a class must not vanish.
+
+    Raises:
+        DataError: a folder has no images.
+    """
+    inside = {name.split("/")[1] for name in tree.names if name.startswith("train/") and name.count("/") > 1}
+    inside |= {name.split("/")[1] for name in tree.folders if name.startswith("train/")}
+    if empty := sorted(inside - {*train.values()}):
+        raise DataError(
+            f"{tree.path}: expected images with the suffix {', '.join(_SUFFIXES)} in the folder of every "
+            f"class, found none in train/{empty[0]}: convert its images, or remove the folder"
+        )
+
+
+def _warn_of_left_out(tree: _Tree, parts: dict[str, dict[str, str]]) -> None:
+    """Warn of hidden files, of files in the folders of classes and of images elsewhere that are not read."""
+    used = {name for files in parts.values() for name in files}
+    annotated = _ANNOTATIONS in tree.names
+    left_out = [
+        name
+        for name in tree.names
+        if name not in used
+        and (name.startswith(("train/", "test/", "validation/", "val/")) or name.lower().endswith(_IMAGES))
+        and not (annotated and _is_official(name))
+    ]
+    read = f"images {', '.join(_SUFFIXES)} in train/CLASS/, test/CLASS/, and validation/CLASS/ or val/CLASS/"
+    warn_of_left_out(tree.path, [*left_out, *tree.hidden], read)
+
+
+def _is_official(name: str) -> bool:
+    """Whether a file of Tiny ImageNet is not needed: a list, or a test image, which has no label."""
+    return name == _ANNOTATIONS or name.endswith("_boxes.txt") or name.startswith("test/images/")
 
 
 def _check_length(length: int) -> None:

@@ -8,22 +8,27 @@ text with the character that follows it. A text is stored as the numbers of its 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.data_files import listing
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
-from mpifed.data.samples import Labelled, expect_labels, owner_fields
-from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
+from mpifed.data.samples import Labelled, as_float32, expect_labels, owner_fields
+from mpifed.data.sources import SUFFIXES, DataError, Source, parsing, warn_of_left_out
 
 __all__ = ["LETTERS", "Leaf"]
 
 #: LEAF's characters in the order of their numbers.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _NUMBERS = {letter: number for number, letter in enumerate(LETTERS)}
+#: Maximum number of classes for which there may be fewer samples than classes.
+MANY = 1000
 _PIXELS, _IMAGE = 784, (1, 28, 28)
 
 #: Samples and labels of a user.
@@ -70,10 +75,10 @@ class Leaf:
         samples, labels = _joined(train, names)
         test_samples, test_labels = _joined(test, tested)
         text = train[names[0]][0].dtype == np.uint8
-        largest = max(int(known.max()) for part in (train, test) for _, known in part.values())
-        classes = self.classes or (len(LETTERS) if text else max(2, largest + 1))
-        expect_labels(labels, classes, f"{self.path}, train")
-        expect_labels(test_labels, classes, f"{self.path}, test")
+        classes = self.classes or (len(LETTERS) if text else self._classes(train, test))
+        for part, users in (("train", train), ("test", test)):
+            for user, (_, known) in users.items():
+                expect_labels(known, classes, f"{self.path}, {part}, user {short_repr(user)}")
         owners = np.repeat(np.array(names, dtype=object), [len(train[user][1]) for user in names])
         return Labelled(
             *(torch.from_numpy(samples), torch.from_numpy(labels)),
@@ -82,6 +87,26 @@ class Leaf:
             class_names=[*LETTERS.replace("\n", "↵")] if text else [*map(str, range(classes))],
             **owner_fields(owners, "user", np.arange(len(labels)), lambda _: self.path),
         )
+
+    def _classes(self, train: dict[str, Pair], test: dict[str, Pair]) -> int:
+        """Return the largest label + 1, at least 2.
+
+        Raises:
+            DataError: there would be more classes than samples, and more than :data:`MANY`.
+        """
+        largest, samples = 1, 0
+        for part, users in (("train", train), ("test", test)):
+            for user, (_, known) in users.items():
+                samples += len(known)
+                if known.max() > largest:
+                    largest, row = int(known.max()), int(known.argmax())
+                    where = f"{part}, user {short_repr(user)}, row {row}"
+        if largest >= max(samples, MANY):
+            raise DataError(
+                f"{self.path}, {where}: expected labels below the number of samples, {samples}, found "
+                f"{largest}: correct it, or set classes to the number of classes"
+            )
+        return largest + 1
 
     def __str__(self) -> str:
         return self.path
@@ -99,21 +124,41 @@ def _users(source: Source, part: str) -> dict[str, Pair]:
         DataError: there is no file, one is damaged, or a user is in two files.
     """
     folder = source.folders[0] / part
-    paths = [path for path in folder.glob("*.json*") if path.name.partition(".json")[2] in SUFFIXES]
-    names = sorted({f"{part}/{path.name.partition('.json')[0]}.json" for path in paths})
+    expected = 'a JSON file in LEAF\'s format, {"user_data": {user: {"x": [...], "y": [...]}}}'
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected JSON files in LEAF's format, found no such folder")
+    with parsing(folder, "a folder of JSON files in LEAF's format"):
+        files, _, hidden = listing(folder)
+    stems = {file: file.partition(".json")[0] for file in files if _is_data(file)}
+    names = sorted({f"{part}/{stem}.json" for stem in stems.values()})
     if not names:
         raise DataError(f"{folder}: expected JSON files in LEAF's format, found none")
+    known = {source.find(name) for name in names}
+    left_out = [file for file in files if folder / file not in known]
+    warn_of_left_out(folder, [*left_out, *hidden], "files NAME.json, otherwise NAME.json.gz or NAME.json.xz,")
     found: dict[str, Pair] = {}
-    expected = 'a JSON file in LEAF\'s format, {"user_data": {user: {"x": [...], "y": [...]}}}'
     for name in names:
         path, content = source.read(name, expected)
         with parsing(path, expected):
-            for user, data in json.loads(bytes(content))["user_data"].items():
+            for user, data in json.loads(bytes(content), object_pairs_hook=_unique)["user_data"].items():
                 if user in found:
                     raise ValueError(f"the user {short_repr(user)}, which is also in another file")
                 if data["x"] or data["y"]:
                     found[user] = _pair(data["x"], data["y"], user)
     return found
+
+
+def _is_data(file: str) -> bool:
+    return "/" not in file and ".json" in file and file.partition(".json")[2] in SUFFIXES
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON file, of which ``json`` would keep the last of several equal keys."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        name = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {short_repr(name)} twice in one object")
+    return table
 
 
 def _pair(samples: list, labels: list, user: str) -> Pair:
@@ -126,11 +171,17 @@ def _pair(samples: list, labels: list, user: str) -> Pair:
         raise ValueError(f"{len(samples)} samples and {len(labels)} labels of the user {short_repr(user)}")
     text = isinstance(samples[0], str)
     kind, described = (str, "single characters") if text else (int, "whole numbers")
-    if not all(type(label) is kind and (not text or len(label) == 1) for label in labels):
-        raise ValueError(f"labels of the user {short_repr(user)} that are not {described}")
+    for row, label in enumerate(labels):
+        if type(label) is not kind or (text and len(label) != 1):
+            found = f"{short_repr(label)} in row {row}"
+            raise ValueError(f"labels of the user {short_repr(user)} that are not {described}, {found}")
+        if not text and label.bit_length() > 62:
+            raise ValueError(f"the label {short_repr(label)} of the user {short_repr(user)} in row {row}")
     if text:
         return _letters(samples, user).astype(np.uint8), _letters(labels, user)[:, 0]
-    array = np.asarray(samples, dtype=np.float32)
+    array = as_float32(
+        np.asarray(samples, dtype=np.float64), lambda *index: f"user {short_repr(user)}, row {index[0]}"
+    )
     if array.ndim != 2:
         raise ValueError(f"samples of the user {short_repr(user)} that are neither texts nor number lists")
     return array.reshape(-1, *_IMAGE) if array.shape[1] == _PIXELS else array, np.array(labels)

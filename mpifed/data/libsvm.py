@@ -107,7 +107,10 @@ def read_rows(
     bad, rows = ~np.isfinite(sparse.data), np.repeat(np.arange(len(labels)), np.diff(sparse.indptr))
     if bad.any():
         where = f"row {rows[bad][0] + 1}, column {sparse.indices[bad][0] + 1}"
-        raise DataError(f"{path}: expected finite numbers, found {sparse.data[bad][0]} in {where}")
+        raise DataError(f"{path}: expected finite numbers, found {sparse.data[bad][0]} in {where} (float32)")
+    if (large := np.abs(labels) >= 2**53).any():  # as float64, several labels would be one
+        row = int(large.argmax())
+        raise DataError(f"{path}: expected labels below 2^53, found {labels[row]:.17g} in row {row + 1}")
     return sparse, labels
 
 

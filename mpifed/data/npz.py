@@ -38,7 +38,10 @@ def read_arrays(source: Source, name: str, wanted: Wanted | None = None) -> tupl
     path, content = source.read(name, expected)
     arrays, room = {}, max_unpacked_bytes(path)
     with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        members: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            if members.setdefault(info.filename.removesuffix(".npy"), info) is not info:
+                raise ValueError(f"two arrays called {info.filename.removesuffix('.npy')}")
         if missing := [key for key in wanted or () if key not in members]:
             raise ValueError(f"no {', '.join(missing)} among {', '.join(members) or 'no arrays'}")
         for key in wanted or members:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +19,17 @@ from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
 
 __all__ = [
-    "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "expect_all_classes",
-    "expect_labels", "hold_out", "encode_labels", "owner_fields", "splits_of", "splits",
+    "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "as_float32",
+    "encode_labels", "expect_all_classes", "expect_contiguous", "expect_labels", "hold_out", "is_decimal",
+    "owner_fields", "splits_of", "splits", "standardized",
 ]  # fmt: skip
 
 #: The splits of a data set, in the order of their use.
 PARTS = ("train", VALIDATION, "test")
+#: A decimal number in a text file. A larger exponent than :class:`decimal.Decimal` has is not accepted.
+_DECIMAL = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,9})?\s*", re.ASCII)
+#: Maximum size in bits of a whole number that is a name. Python does not convert larger ones to text.
+_MAX_BITS = 14_000
 
 
 class Pixels:
@@ -253,8 +260,9 @@ def hold_out(
     Raises:
         ValueError: nothing would be held out, or nothing would remain.
     """
-    classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    ends = np.cumsum([len(members) for members in classes])
+    counts_by_class = np.unique(labels, return_counts=True)[1]
+    ends = np.cumsum(counts_by_class)
+    classes = np.split(np.argsort(labels, kind="stable"), ends[:-1])  # a comparison per class is quadratic
     counts = np.diff(np.round(ends * share).astype(np.int64), prepend=0)  # they sum to round(share * n)
     if not 0 < counts.sum() < len(labels):
         raise ValueError(
@@ -267,34 +275,62 @@ def hold_out(
 
 
 def encode_labels(
-    values: np.ndarray, name: str, where: Callable[[int], str]
+    values: np.ndarray, name: str, where: Callable[[int], str], by_value: bool = False
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the sorted names of the distinct values, and the number of each value's name ``[n]``, int64.
 
+    A text is its own name, character by character, so that "7" and "007" are different names. The name of a
+    whole number consists of its decimal digits. Numbers are sorted by value, other names alphabetically.
+
     Args:
-        values: words, whole numbers or booleans ``[n]``.
+        values: texts, whole numbers or booleans ``[n]``.
         name: name of the column, for messages.
         where: function that returns the place of a row, for messages.
+        by_value: if all texts are decimal numbers, sort them by value, too.
 
     Raises:
         DataError: a value is a fraction, not finite or of another type.
     """
-    kind = values.dtype.kind
-    if kind == "f":
-        odd = ~np.isfinite(values) | (values != np.round(values))
-    else:
-        objects = values if kind == "O" else ()
-        odd = np.array([not isinstance(value, str | int) for value in objects], dtype=bool)
-    if odd.any():
-        row = int(odd.argmax())
+    if values.dtype.kind in "biu":
+        distinct, numbers = np.unique(values, return_inverse=True)
+        return tuple(map(str, distinct.tolist())), numbers.astype(np.int64)
+    found = (values.astype(str) if values.dtype.kind == "M" else values).tolist()
+    keys = [_text_or_whole(value) for value in found]
+    if None in keys:
+        row = keys.index(None)
         raise DataError(
-            f"{where(row)}: expected classes in {short_repr(name)}, words or whole numbers, found "
-            f"{short_repr(values.tolist()[row])}"
+            f"{where(row)}: expected words or whole numbers in {short_repr(name)}, found "
+            f"{short_repr(found[row])}"
         )
-    if kind not in "biu":
-        values = values.astype(np.int64 if kind == "f" else str)
-    names, numbers = np.unique(values, return_inverse=True)
-    return tuple(map(str, names.tolist())), numbers.astype(np.int64)
+    distinct_keys = {*keys}
+    if all(isinstance(key, int) for key in distinct_keys):
+        names = [*map(str, sorted(distinct_keys))]
+    else:
+        names = sorted({*map(str, distinct_keys)})
+        if by_value and all(map(is_decimal, names)):
+            names.sort(key=lambda text: (Decimal(text.strip()), text))
+    number = {name: i for i, name in enumerate(names)}
+    return tuple(names), np.array([number[str(key)] for key in keys], dtype=np.int64)
+
+
+def is_decimal(text: str) -> bool:
+    """Whether a text is a finite decimal number, such as "007", "1E2" or "-0.5"."""
+    return _DECIMAL.fullmatch(text) is not None
+
+
+def _text_or_whole(value: Any) -> str | int | None:
+    """Return the text or the whole number that a value is; ``None`` for a value of another type."""
+    if isinstance(value, np.generic | torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, bytes) and value.isascii():
+        return value.decode()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and value.bit_length() <= _MAX_BITS:
+        return value
+    return value if isinstance(value, str) else None
 
 
 def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray], what: str) -> None:
@@ -331,8 +367,71 @@ def expect_labels(labels: np.ndarray, classes: int, what: str) -> None:
         raise DataError(f"{what}: expected labels from 0 to {classes - 1}, found {found}")
 
 
+def expect_contiguous(labels: np.ndarray, what: str) -> None:
+    """Check that the labels of the training samples are all numbers from 0 to the largest.
+
+    Called before anything is allocated whose size is the largest label.
+
+    Raises:
+        DataError: a number does not occur.
+    """
+    present = np.unique(labels)
+    if lacking := np.flatnonzero(present != np.arange(len(present))).tolist():
+        row = int(labels.argmax())
+        raise DataError(
+            f"{what}: expected training samples of every class from 0 to the largest label, {labels[row]} in "
+            f"row {row}, found none of '{lacking[0]}': number the classes 0, 1, ..., or return their names "
+            "as classes"
+        )
+
+
+def as_float32(samples: np.ndarray, where: Callable[..., str]) -> np.ndarray:
+    """Return numbers as float32.
+
+    Args:
+        where: function that returns the place of an element of ``samples``, given its index, for messages.
+
+    Raises:
+        DataError: a finite number is too large.
+    """
+    with np.errstate(over="ignore"):
+        converted = samples.astype(np.float32, copy=False)
+    index = first_non_finite(torch.from_numpy(converted)) if samples.dtype.itemsize > 4 else None
+    if index and np.isfinite(samples[index]):
+        largest = np.finfo(np.float32).max
+        raise DataError(
+            f"{where(*index)}: expected numbers of at most {largest:.3g} (float32), found {samples[index]}: "
+            "use another unit"
+        )
+    return converted
+
+
+def standardized(samples: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Standardise columns ``[n, ...]``, float64, by mean and standard deviation of the training rows.
+
+    From a constant column only its value is subtracted. A column is constant if its variance is not above the
+    rounding error of a variance, relative to the size of the column, as in scikit-learn's StandardScaler.
+
+    Args:
+        train: row numbers of the training samples.
+    """
+    # Powers of two change no digit, and squares of the scaled numbers neither overflow nor underflow.
+    exponent = np.frexp(np.abs(samples[train]).max(axis=0))[1]
+    scaled = np.ldexp(samples, -exponent)
+    known = scaled[train]
+    mean, deviation = known.mean(axis=0), known.std(axis=0)
+    n, eps = len(known), np.finfo(np.float64).eps
+    constant = deviation**2 <= n * eps * deviation**2 + (n * mean * eps) ** 2
+    centred = scaled - np.where(constant, known[0], mean)
+    return np.where(constant, np.ldexp(centred, exponent), centred / np.where(constant, 1, deviation))
+
+
 def owner_fields(
-    clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]
+    clients: np.ndarray | None,
+    name: str,
+    train: np.ndarray,
+    where: Callable[[int], str],
+    by_value: bool = False,
 ) -> dict:
     """Return the fields ``owners`` and ``owner_names`` of a data set, or an empty dictionary.
 
@@ -341,8 +440,9 @@ def owner_fields(
         name: name of the column, for messages.
         train: row numbers of the training samples.
         where: function that returns the place of a row, for messages.
+        by_value: as for :func:`encode_labels`.
     """
     if clients is None:
         return {}
-    names, numbers = encode_labels(clients[train], name, lambda row: where(train[row]))
+    names, numbers = encode_labels(clients[train], name, lambda row: where(train[row]), by_value)
     return {"owners": numbers, "owner_names": names}

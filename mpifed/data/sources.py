@@ -16,14 +16,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mpifed.base.data_files import OPENERS, digest
+from mpifed.base.data_files import OPENERS, digest, is_hidden
 from mpifed.base.memory import host_memory
 from mpifed.core.problem import DataFile
 
-__all__ = ["DataError", "SUFFIXES", "Source", "max_unpacked_bytes", "opened", "parsing"]
+__all__ = [
+    "DataError", "SUFFIXES", "Source", "max_unpacked_bytes", "opened", "parsing", "warn_of_left_out",
+]  # fmt: skip
 
 #: Suffixes that may follow a file's official name.
 SUFFIXES = ("", ".gz", ".xz")
@@ -36,6 +40,8 @@ _SHARE = 16
 _SETTING = "MPIFED_UNPACKED_BYTES"
 #: Bytes unpacked at a time; maximum length of a library's message in an error.
 _CHUNK, _LONGEST = 2**20, 200
+#: Files, in lower case, in which systems store how a folder is shown.
+_VIEWS = (".ds_store", "thumbs.db", "desktop.ini")
 
 
 class DataError(ValueError):
@@ -81,6 +87,26 @@ def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]
         if len(words) > _LONGEST:
             words = words[:_LONGEST] + "..."
         raise DataError(f"{where}: expected {expected}, found {found}{words}") from error
+
+
+def warn_of_left_out(folder: Path, names: Iterable[str], read: str) -> None:
+    """Warn of files of a folder that are not read, with their number by type and the name of the first.
+
+    Args:
+        names: relative names of the files and hidden folders. Files in which systems store views of a folder
+            are no reason for a warning.
+        read: which files are read.
+    """
+    left_out = [name for name in names if Path(name).name.lower() not in _VIEWS]
+    if not left_out:
+        return
+    types = Counter("hidden" if is_hidden(Path(name).name) else Path(name).suffix for name in left_out)
+    counts = ", ".join(f"{count} {kind or 'without suffix'}" for kind, count in types.most_common())
+    warnings.warn(
+        f"{folder}: {len(left_out)} files are left out ({counts}), such as {left_out[0]}: "
+        f"only {read} are read",
+        stacklevel=3,
+    )
 
 
 class Source:

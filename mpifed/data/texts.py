@@ -14,11 +14,15 @@ import hashlib
 import io
 import mmap
 import re
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from mpifed.base.errors import short_repr
 from mpifed.core.problem import DataFile
 from mpifed.core.streams import generator
 from mpifed.data.npz import read_arrays
@@ -241,6 +245,8 @@ def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict
             f"{path}: expected finite numbers, found others in row {row} of vectors, for the word "
             f"{words[row][:20]!r}"
         )
+    counts = Counter(word for word in words if word in vocabulary)
+    _warn_of_repeated(path, [word for word, times in counts.items() if times > 1])
     return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
 
 
@@ -249,6 +255,7 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
     path, content = source.read(name, expected)
     lines = content.readline if isinstance(content, mmap.mmap) else io.BytesIO(content).readline
     found, d, number, counts = {}, 0, 0, None
+    repeated: list[str] = []
     try:
         for number, line in enumerate(iter(lines, b""), 1):
             text = line.decode("utf-8", "replace").rstrip()
@@ -263,13 +270,24 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
             if not line.endswith(b"\n"):
                 raise ValueError("an incomplete line")
             if word in vocabulary:
+                repeated += [word] if word in found else []
                 found[word] = _vector(cells)
         if counts and counts != [number - 1, d]:
             raise ValueError(f"{number - 1} words with {d} numbers instead of {counts[0]} with {counts[1]}")
     except ValueError as error:
         words = str(error)[:80]
         raise DataError(f"{path}: expected {expected}, found {words} in line {number}") from error
+    _warn_of_repeated(path, repeated)
     return found, d
+
+
+def _warn_of_repeated(path: Path, words: list[str]) -> None:
+    if words:
+        warnings.warn(
+            f"{path}: {len(words)} words occur again, such as {short_repr(words[0])}: "
+            "the last vector is used",
+            stacklevel=3,
+        )
 
 
 def _vector(cells: list[str]) -> np.ndarray:

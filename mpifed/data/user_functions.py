@@ -21,7 +21,16 @@ from mpifed.base.errors import short_repr
 from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
-from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owner_fields
+from mpifed.data.samples import (
+    PARTS,
+    Labelled,
+    Texts,
+    as_float32,
+    expect_all_classes,
+    expect_contiguous,
+    expect_labels,
+    owner_fields,
+)
 from mpifed.data.sources import DataError, parsing
 
 __all__ = ["UserFunction", "UserTextFunction"]
@@ -111,6 +120,9 @@ class UserFunction(UserObject):
         if given is None and train.min() > 0:
             low, high = train.min(), train.max()
             raise DataError(f"{self}: expected labels from 0, found {low} to {high}: subtract {low}")
+        if given is None:
+            expect_labels(train, int(train.max()) + 1, f"{self}, train")
+            expect_contiguous(train, f"{self}, train")
         classes = tuple(given or map(str, range(int(train.max()) + 1)))
         for part, (_, labels) in parts.items():
             expect_labels(labels, len(classes), f"{self}, {part}")
@@ -120,7 +132,9 @@ class UserFunction(UserObject):
     def _owners(self, clients: Any, parts: dict[str, Pair]) -> dict:
         if clients is None:
             return {}
-        names, train = np.asarray(clients), parts["train"][1]
+        # NumPy would convert the entries of a list to one type: 7 and "007" to texts, 2**63 and 0 to float64.
+        names = np.array(clients, dtype=object if isinstance(clients, list | tuple) else None)
+        train = parts["train"][1]
         if names.shape != train.shape:
             raise DataError(
                 f"{self}, clients: expected one client for each of {len(train)} training samples, found "
@@ -190,7 +204,7 @@ def _as_numbers(samples: Any, what: str) -> np.ndarray:
     array = _array(samples, what)
     if array.dtype.kind not in "biuf" or array.ndim < 2 or 0 in array.shape[1:]:
         raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
-    return np.ascontiguousarray(array, dtype=np.float32)
+    return np.ascontiguousarray(as_float32(array, lambda *index: f"{what}, row {index[0]}"))
 
 
 def _as_texts(samples: Any, what: str) -> list[str]:
@@ -207,10 +221,23 @@ def _as_labels(labels: Any, what: str) -> np.ndarray:
     array = _array(labels, what)
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise DataError(
-            f"{what}: expected labels [n] that are integers from 0, found {_described(array)}: number the "
-            "classes, and return their names as classes"
+            f"{what}: expected labels [n] that are integers from 0, found {_described(array)}"
+            f"{_first_label(array)}: number the classes, and return their names as classes"
+        )
+    if array.dtype.kind == "u" and len(array) and array.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{what}: expected labels from 0 to the number of classes, found {array.max()} in row "
+            f"{array.argmax()}"
         )
     return array.astype(np.int64)
+
+
+def _first_label(array: np.ndarray) -> str:
+    """Return where the first value is that is not an integer of 64 bits, for messages; "" if unknown."""
+    for row, value in enumerate(array.tolist() if array.ndim == 1 else ()):
+        if not isinstance(value, int) or abs(value) > np.iinfo(np.int64).max:
+            return f", {short_repr(value)} in row {row}"
+    return ""
 
 
 def _array(value: Any, what: str) -> np.ndarray:

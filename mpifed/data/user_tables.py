@@ -32,10 +32,13 @@ from mpifed.data.samples import (
     Grouping,
     Labelled,
     Texts,
+    as_float32,
     encode_labels,
     expect_all_classes,
     hold_out,
+    is_decimal,
     owner_fields,
+    standardized,
 )
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
 
@@ -51,6 +54,10 @@ LABEL = "label"
 LARGE = 100
 #: Maximum number of distinct words in a column of words; each becomes a column.
 CATEGORIES = 256
+#: Maximum number of columns with missing values in a message.
+GAPS = 10
+#: Texts, in lower case, that often stand for a missing value; they may also be names.
+MISSING = ("na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>")
 
 
 class Places(NamedTuple):
@@ -87,6 +94,11 @@ class Rows:
     numeric: np.ndarray | slice
     columns: dict[str, np.ndarray]
     names: Sequence[str] = ()
+
+    def where(self, row: int, *index: int) -> str:
+        """Return the place of a number of a sample, for messages."""
+        column = short_repr(self.names[index[0]]) if self.names else ", ".join(str(i + 1) for i in index)
+        return f"{self.places.where(row)}, column {column}"
 
 
 def _format(file: str) -> str:
@@ -164,7 +176,7 @@ class _Splits:
             ValueError: a row belongs to no split, or there are no rows for training or test.
         """
         if self.split:
-            words = columns[self.split].astype(str)
+            words = columns[self.split].astype(object).astype(str)
             if unknown := np.flatnonzero(~np.isin(words, PARTS)).tolist():
                 raise DataError(
                     f"{places.where(unknown[0])}: expected train, validation or test in column "
@@ -252,17 +264,22 @@ class UserTable(_Splits):
             )
             if not self.standardize:
                 _warn_of_scales(self.file, rows)
-        classes, labels = encode_labels(rows.columns[self.target], self.target, rows.places.where)
+        if text := format in ("csv", "tsv"):
+            for name in (self.target, *self.groups):
+                _expect_no_fractions(rows, name)
+        where = rows.places.where
+        classes, labels = encode_labels(rows.columns[self.target], self.target, where, text)
         parts = self.rows(rows.places, rows.columns, labels)
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
         samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
+        samples = as_float32(_dense(samples), rows.where)
         return Labelled(
-            **{part: _tensor(samples[which]) for part, which in parts.items()},
+            **{part: torch.from_numpy(samples[which]) for part, which in parts.items()},
             **{f"{part}_labels": torch.from_numpy(labels[which]) for part, which in parts.items()},
             files=source.files,
             class_names=classes,
-            **owner_fields(rows.columns.get(self.client), self.client, parts["train"], rows.places.where),
-            groups={name: _grouping(name, rows, parts) for name in self.groups},
+            **owner_fields(rows.columns.get(self.client), self.client, parts["train"], where, text),
+            groups={name: _grouping(name, rows, parts, text) for name in self.groups},
         )
 
 
@@ -293,8 +310,11 @@ class UserTexts(_Splits):
         source = Source("the data set", [Path()])
         named = [*self.named, self.text]
         as_words = self.format | {"dtype": str, "keep_default_na": False, "na_values": [""]}
-        table, places = _concatenated(source, list(self.files.values()), named, as_words)
-        _expect_no_gaps(table[named], places, named)
+        table, texts, places = _concatenated(
+            source, list(self.files.values()), self.named, as_words, [self.text]
+        )
+        _expect_no_gaps(table[named].isna(), places, named)
+        _warn_of_names(texts, places)
         columns = {name: table[name].to_numpy(object) for name in named}
         classes, labels = encode_labels(columns[self.target], self.target, places.where)
         parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
@@ -319,30 +339,36 @@ class UserTexts(_Splits):
         return (labels == classes.index(self.positive)).astype(np.int64)
 
 
-def _tensor(samples: np.ndarray | csr_matrix) -> torch.Tensor:
-    return torch.from_numpy(_dense(samples).astype(np.float32, copy=False))
-
-
 def _dense(samples: np.ndarray | csr_matrix) -> np.ndarray:
     return samples if isinstance(samples, np.ndarray) else samples.toarray()
 
 
-def _grouping(name: str, rows: Rows, parts: dict[str, np.ndarray]) -> Grouping:
-    names, numbers = encode_labels(rows.columns[name], name, rows.places.where)
+def _grouping(name: str, rows: Rows, parts: dict[str, np.ndarray], by_value: bool) -> Grouping:
+    names, numbers = encode_labels(rows.columns[name], name, rows.places.where, by_value)
     return Grouping(names, {part: numbers[which] for part, which in parts.items()})
 
 
 def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
-    """Standardise numeric columns by mean and standard deviation of the training rows.
-
-    Constant columns become 0.
-    """
+    """Standardise numeric columns by mean and standard deviation of the training rows."""
     samples = _dense(rows.samples).astype(np.float64)
-    known = samples[train]
-    mean, deviation = known.mean(axis=0), known.std(axis=0)
-    scaled = (samples - mean) / np.where(deviation > 0, deviation, 1)
-    samples[..., rows.numeric] = scaled[..., rows.numeric]
+    samples[..., rows.numeric] = standardized(samples, train)[..., rows.numeric]
     return samples
+
+
+def _expect_no_fractions(rows: Rows, name: str) -> None:
+    """Check that a column of classes or groups does not contain measurements.
+
+    Raises:
+        DataError: all texts are numbers, and one of them is a fraction.
+    """
+    texts = rows.columns[name].tolist()
+    if all(map(is_decimal, {*texts})):
+        for row, text in enumerate(texts):
+            if not (float(text).is_integer() or np.isinf(float(text))):
+                raise DataError(
+                    f"{rows.places.where(row)}: expected words or whole numbers in {short_repr(name)}, found "
+                    f"{short_repr(text)}"
+                )
 
 
 def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
@@ -378,15 +404,20 @@ def _read_csv(
     """Read all columns except ``drop`` and those in ``named`` but not in ``kept`` as samples, float64.
 
     Columns of numbers or booleans are copied; columns of words are one-hot encoded, in alphabetical order.
+    The cells of the columns ``named`` are texts.
     """
-    table, places = _concatenated(source, files, [*named, *drop], options)
+    table, texts, places = _concatenated(source, files, named, options, drop)
     table = table.drop(columns=list(drop))
     if unnamed := [name for name in table.columns if name.startswith("Unnamed: ")]:  # pandas' placeholder
         raise DataError(
             f"{files[0]}: expected a name for every column, found a column without a name, perhaps row "
             f'numbers; to leave it out, set drop = ["{unnamed[0]}"]'
         )
-    _expect_no_gaps(table, places, named)
+    gaps = table.isna()
+    for name in named:  # also "NA" is a name, of Namibia for example
+        gaps[name] = (texts[name] == "") | (gaps[name] if name in kept else False)
+    _expect_no_gaps(gaps, places, named)
+    _warn_of_names(texts, places)
     features = [name for name in table.columns if name not in named or name in kept]
     inputs = [_numbers(table[name], places) for name in features]
     if not inputs:
@@ -394,27 +425,35 @@ def _read_csv(
             f"{files[0]}: expected columns of features in addition to {', '.join(named)}, found none"
         )
     numeric = np.concatenate([np.full(part.shape[1], is_number) for part, is_number in inputs])
-    columns = {name: table[name].to_numpy() for name in named}
+    columns = {name: texts[name].to_numpy(object) for name in named}
     names = [name for name, (part, _) in zip(features, inputs) for _ in range(part.shape[1])]
     return Rows(places, np.concatenate([part for part, _ in inputs], axis=1), numeric, columns, names)
 
 
-def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.DataFrame, Places]:
-    """Read files, which must have ``columns`` and the same columns as the first file, as one table."""
+def _concatenated(
+    source: Source, files: Sequence[str], named: Sequence[str], options: dict, others: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, Places]:
+    """Read files as one table, and their columns ``named`` as texts, as they are written.
+
+    The files must have the columns ``named`` and ``others``, and the same columns as the first file.
+    """
     expect_extra("plots", "tables in CSV files")
     import pandas as pd  # takes a second
 
-    frames = [_frame(source, file, options) for file in files]
+    frames, texts = zip(*(_frame(source, file, named, options) for file in files))
     for file, frame in zip(files, frames):
-        for name in (*columns, *frames[0]):
+        for name in (*named, *others, *frames[0]):
             _expect_column(file, name, frame.columns)
         for name in frame:
             _expect_column(files[0], name, frames[0].columns)
-    table = pd.concat(frames) if len(frames) > 1 else frames[0]
-    return table, Places(files, [len(frame) for frame in frames])
+    places = Places(files, [len(frame) for frame in frames])
+    return pd.concat(frames, ignore_index=True), pd.concat(texts, ignore_index=True), places
 
 
-def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
+def _frame(
+    source: Source, file: str, named: Sequence[str], options: dict
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read a file as a table, and its columns ``named`` as texts."""
     import pandas as pd
 
     expected = (
@@ -427,30 +466,65 @@ def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
         options["float_precision"] = "round_trip"
     with parsing(path, expected), warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # rows with more cells than names
-        first = pd.read_csv(io.BytesIO(content), **options | {"header": None, "nrows": 1, "dtype": str})
+        as_text = options | {"dtype": str, "na_filter": False}
+        first = pd.read_csv(io.BytesIO(content), **as_text | {"header": None, "nrows": 1})
         names = first.iloc[0].tolist()
-        name, times = Counter(names).most_common(1)[0]
-        if times > 1:  # pandas would number them
-            raise ValueError(f"two columns called {short_repr(name)}")
+        if repeated := [name for name, times in Counter(names).items() if times > 1 and name]:
+            raise ValueError(f"two columns called {short_repr(repeated[0])}")  # pandas would number them
         if len(names) == 1 and (other := next((mark for mark in ";\t," if mark in str(names[0])), "")):
             raise ValueError(f"one column, whose cells seem to be separated by {other!r}")
         frame = pd.read_csv(io.BytesIO(content), low_memory=False, **options)
         if not len(frame):
             raise ValueError("no rows")
-    return frame
+        # pandas would read "007" as the number 7.
+        known = [name for name in dict.fromkeys(named) if name in frame.columns]
+        texts = pd.read_csv(io.BytesIO(content), **as_text | {"usecols": known}) if known else frame[known]
+    return frame, texts
 
 
-def _expect_no_gaps(table: pd.DataFrame, places: Places, named: Sequence[str]) -> None:
-    missing = table.isna().to_numpy()
+def _expect_no_gaps(gaps: pd.DataFrame, places: Places, named: Sequence[str]) -> None:
+    """Check that no value is missing.
+
+    Args:
+        gaps: whether values are missing, by column.
+
+    Raises:
+        DataError: values are missing; the message has their number in each column.
+    """
+    missing = gaps.to_numpy(bool)
     if not missing.any():
         return
-    row, column = np.argwhere(missing)[0]
-    name = str(table.columns[column])
-    remedy = "" if name in named else f', or the column: drop = ["{name}"]'
+    counts = missing.sum(axis=0)
+    columns = [*dict.fromkeys([np.argwhere(missing)[0][1], *np.flatnonzero(counts)])]
+    found = [
+        f"{short_repr(str(gaps.columns[column]))} ({counts[column]} of {len(missing)} rows, the first is "
+        f"{places.where(int(missing[:, column].argmax()))})"
+        for column in columns[:GAPS]
+    ]
+    more = f", and {len(columns) - GAPS} more columns" if len(columns) > GAPS else ""
+    droppable = [name for column in columns if (name := str(gaps.columns[column])) not in named]
+    quoted = ", ".join(f'"{name}"' for name in droppable[:GAPS])
+    remedy = f", or the columns: drop = [{quoted}{', ...' if len(droppable) > GAPS else ''}]"
     raise DataError(
-        f"{places.where(row)}: expected a value in every column, found none in {short_repr(name)}: fill it "
-        f"in, or leave out the row{remedy}"
+        f"{places.where(int(np.argwhere(missing)[0][0]))}: expected a value in every column, found none in "
+        f"{', '.join(found)}{more}: fill them in, or leave out the rows{remedy if droppable else ''}"
     )
+
+
+def _warn_of_names(texts: pd.DataFrame, places: Places) -> None:
+    """Warn of names of classes, clients and groups that end with blanks or may be missing values."""
+    for column in texts:
+        cells = texts[column].to_numpy(object)
+        for text in dict.fromkeys(cells):
+            odd = "begins or ends with a blank" if text != text.strip() else ""
+            odd = odd or ("often stands for a missing value" if text.lower() in MISSING else "")
+            if odd:
+                rows = np.flatnonzero(cells == text)
+                warnings.warn(
+                    f"{places.where(int(rows[0]))}: {short_repr(text)} in column {short_repr(column)} "
+                    f"({len(rows)} rows) {odd} and is read as a name of its own",
+                    stacklevel=2,
+                )
 
 
 def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
@@ -467,7 +541,7 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
                     f"{', '.join(places.files)}: expected decimal points in column {name}, found "
                     f"{short_repr(str(column.iloc[0]))}"
                 )
-            words, codes = np.unique(column.to_numpy(object).astype(str), return_inverse=True)
+            words, codes = encode_labels(column.to_numpy(object), str(column.name), places.where)
             if len(words) > CATEGORIES:
                 raise DataError(
                     f"{', '.join(places.files)}: expected at most {CATEGORIES} different words in column "

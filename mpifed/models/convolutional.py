@@ -19,6 +19,29 @@ __all__ = ["CNN", "CNN7", "Conv4", "LeNet5", "ResNet"]
 EXPANSION = 4
 
 
+def _expect_image(model: str, sample_shape: tuple[int, ...]) -> None:
+    """Check that samples are images ``(c, h, w)``.
+
+    Raises:
+        ValueError: they have another number of axes.
+    """
+    if len(sample_shape) == 3:
+        return
+    size = " x ".join(map(str, sample_shape))
+    found = f"samples of shape {size}"
+    if len(sample_shape) == 1:
+        found = f"rows of {size} features: use mlp or linear"
+    elif len(sample_shape) == 2:
+        found += f" without the axis of channels: add it, samples[:, None], for images of 1 x {size}"
+    raise ValueError(f"{model} takes images of channels x height x width, got {found}")
+
+
+def _channels_last(sample_shape: tuple[int, ...]) -> str:
+    """Return a hint for images whose last axis seems to be that of the channels; "" for others."""
+    last = sample_shape[-1] in (1, 3) and sample_shape[0] > 4
+    return ": the axis of channels comes first, np.moveaxis(samples, -1, 1)" if last else ""
+
+
 @hyperparameters
 class LeNet5(Network):
     """LeNet-5 (LeCun et al. 1998) with max-pooling and full connections between its convolutions.
@@ -36,10 +59,13 @@ class LeNet5(Network):
         Raises:
             ValueError: the images are neither 28 x 28 nor 32 x 32.
         """
+        _expect_image("lenet5", sample_shape)
         channels, *size = sample_shape
         if size not in ([28, 28], [32, 32]):
-            got = " x ".join(map(str, size)) or f"rows of {channels} features: use mlp or linear"
-            raise ValueError(f"lenet5 takes images of 28 x 28 or 32 x 32, got {got}")
+            raise ValueError(
+                f"lenet5 takes images of 28 x 28 or 32 x 32, got {' x '.join(map(str, size))}"
+                f"{_channels_last(sample_shape)}"
+            )
         return layers(
             conv1=(6, channels, 5, 5), conv2=(16, 6, 5, 5), fc1=(120, 400), fc2=(84, 120), fc3=(outputs, 84)
         )
@@ -87,10 +113,12 @@ class CNN(_ReLUNetwork):
             ValueError: the samples are not images, or too small for the number of stages.
         """
         least = 2 ** len(self.stages)
-        if len(sample_shape) != 3 or min(sample_shape[1:]) < least:
+        _expect_image(self.choice_name, sample_shape)
+        if min(sample_shape[1:]) < least:
             raise ValueError(
                 f"{self.choice_name} with {len(self.stages)} stages takes images of at least "
                 f"{least} x {least}, got samples of shape {' x '.join(map(str, sample_shape))}"
+                f"{_channels_last(sample_shape)}"
             )
         channels, height, width = sample_shape
         through = (channels, *(c for stage in self.stages for c in stage))
@@ -147,8 +175,7 @@ class Conv4(_ReLUNetwork):
         Raises:
             ValueError: the samples are not images.
         """
-        if len(sample_shape) != 3:
-            raise ValueError(f"conv4 takes images, got samples of shape {' x '.join(map(str, sample_shape))}")
+        _expect_image("conv4", sample_shape)
         n = self.filters
         convolutions = {f"conv{i}": (n, n if i > 1 else sample_shape[0], 3, 3) for i in range(1, 5)}
         return layers(**convolutions, fc1=(outputs, n))
@@ -203,10 +230,7 @@ class ResNet(Network):
         Raises:
             ValueError: the samples are not images.
         """
-        if len(sample_shape) != 3:
-            raise ValueError(
-                f"resnet50 takes images, got samples of shape {' x '.join(map(str, sample_shape))}"
-            )
+        _expect_image("resnet50", sample_shape)
         size, channels = 7 if self.stem == "large" else 3, self.width
         shapes: Shapes = {
             "conv1.weight": (channels, sample_shape[0], size, size),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mpifed.base.errors import truncate
 from mpifed.base.settings import problem_settings
@@ -19,6 +20,16 @@ from mpifed.problems.auc import AUC, Ranking
 __all__ = ["DeepAUC", "ImageRanking"]
 
 
+def _expect_name(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f'expected names of classes in quotes, such as "{value}", got {str(value).lower()}')
+    return value
+
+
+#: The name of a class: a text, or a whole number that stands for its digits.
+ClassName = Annotated[int | str, BeforeValidator(_expect_name)]
+
+
 @problem_settings
 class ImageRanking(Ranking):
     """Base class of problems that rank images or rows of a table.
@@ -28,12 +39,12 @@ class ImageRanking(Ranking):
 
     dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
     model: Model = Field(default=LeNet5(), description="network h")
-    positive_classes: tuple[int | str, ...] | None = Field(
+    positive_classes: tuple[ClassName, ...] | None = Field(
         default=None,
         description="names of the positive classes, numbers if they have no names; default: the upper half "
         "of the classes",
     )
-    negative_classes: tuple[int | str, ...] | None = Field(
+    negative_classes: tuple[ClassName, ...] | None = Field(
         default=None,
         description="names of the negative classes, numbers if they have no names; all others are left out; "
         "default: all classes that are not positive",

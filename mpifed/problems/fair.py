@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
+from mpifed.core.metrics import group_metric_name
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
@@ -52,7 +53,7 @@ class Grouped(LabelledImages):
         """
         groups, names = self.test_groups(), self._grouping.names
         return {
-            f"{prefix}_{names[group].replace('/', '-')}": float(values[groups == group].mean())
+            group_metric_name(prefix, names[group]): float(values[groups == group].mean())
             for group in np.unique(groups)
         }
 
@@ -78,6 +79,11 @@ class FairClassification(Grouped, Minimax):
             self._grouping = Grouping(self._images.names, {"train": self._images.train_labels.numpy()})
         else:
             self._grouping = self._images.grouping(self.groups)
+            if "gap" in self._grouping.names:
+                raise ValueError(
+                    f"groups = {self.groups!r}: expected groups whose metrics have names of their own, found "
+                    "the group 'gap', as loss_gap is the difference of the groups' losses: rename the group"
+                )
         groups = torch.from_numpy(self.train_groups())
         counts = torch.bincount(groups, minlength=len(self._grouping.names))
         self._inverse_share = len(groups) / counts.double()

@@ -76,11 +76,11 @@ class FewShotMAML(NetworkMAML):
         data = self.read_once(data_dir)
         self.files = data.files
         train, test = self._pools(data)
-        if len(test[0]) <= self.shots or self.ways > len(train):
+        if (images := min(map(len, test))) <= self.shots or self.ways > len(train):
             raise ValueError(
                 f"{self.dataset}: expected at least ways = {self.ways} classes, and more than shots = "
                 f"{self.shots} test images per class, at most samples = {self.samples} of which are used, "
-                f"got {len(train)} classes and {len(test[0])} images"
+                f"got {len(train)} classes and {images} images"
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
         self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]

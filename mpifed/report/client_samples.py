@@ -96,7 +96,8 @@ def print_counts(samples: ClassCounts) -> None:
     counts, sizes = samples.counts, samples.counts.sum(axis=1)
     wide = 1 < len(samples.names) <= MAX_COLUMNS
     table = Table(title=samples.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    columns = samples.names if wide else ["classes", "largest class %"] if len(samples.names) > 1 else []
+    names = [escape_control(name, line=True) for name in samples.names]
+    columns = names if wide else ["classes", "largest class %"] if len(samples.names) > 1 else []
     for column in ("client", "samples", *columns):
         table.add_column(column, justify="right", overflow="fold")
     for client in range(len(counts)):

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpifed.base.data_files import digest_of_path
+from mpifed.base.data_files import digest_of_path, walk
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 from mpifed.base.settings import flatten
@@ -93,7 +93,9 @@ def _settings_in(folder: Folder) -> Stored:
         )
     if (folder.path / TRIED).is_file():
         raise ValueError(f"{folder.path} is the folder of a search: `mpifed tune JOB` continues it")
-    if runs := sorted({path.parent for path in folder.path.glob("*/**/*.h5") if is_run(path.parent)}):
+    if runs := sorted(
+        path for path, _, _ in walk(folder.path, lambda error: None) if path != folder.path and is_run(path)
+    ):
         raise ValueError(
             f"{folder.path} contains {len(runs)} runs, not one: resume a run, e.g. `mpifed resume "
             f"{shlex.quote(str(runs[0]))}`, or the whole sweep with `mpifed sweep JOB`"

@@ -35,6 +35,7 @@ Files from untrusted sources may be read, so types, shapes and nesting are valid
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shlex
@@ -47,13 +48,15 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import numpy as np
 
+from mpifed.base.data_files import walk
+from mpifed.base.log import warning
 from mpifed.core.metrics import VALIDATION, Details, split_metric_name
 from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
     "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "class_name", "end_entries",
-    "expect", "find_runs", "load", "load_if_valid", "read", "write",
+    "expect", "files_below", "find_runs", "load", "load_if_valid", "read", "write",
 ]  # fmt: skip
 
 #: Format number of the results file.
@@ -303,6 +306,16 @@ def _write_blocks(
     return node
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Return the results files in a folder, at any depth, also behind links. Warns of unreadable folders."""
+
+    def warn(error: OSError) -> None:
+        if error.errno != errno.ELOOP:  # the runs are found without the link, too
+            warning(f"{error.filename} cannot be read: {error.strerror}; its runs are left out")
+
+    return sorted(path / RUN_FILE for path, _, files in walk(folder, warn) if RUN_FILE in files)
+
+
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
     """Find results files, each listed once.
 
@@ -314,7 +327,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for place in map(Path, places):
-        files = sorted(place.rglob(RUN_FILE)) if place.is_dir() else [place]
+        files = files_below(place) if place.is_dir() else [place]
         expect(files, f"a run file {RUN_FILE} in {place} or below", "none")
         found |= {file.resolve(): None for file in files}
     return list(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpifed.base.data_files import walk
 from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import LOCK_FILE, RUN_FILE, SEARCH_RESULT, TRIALS, TRIED, checkpoints, round_of
@@ -87,10 +89,12 @@ def find_statuses(places: Iterable[str | Path]) -> list[Status]:
 
 def _statuses_below(place: Path) -> Iterator[Status]:
     unreadable: list[Path] = []
-    visited = [
-        (Path(folder), SCRIPT in files)
-        for folder, _, files in os.walk(place, onerror=lambda error: unreadable.append(Path(error.filename)))
-    ]
+
+    def note(error: OSError) -> None:
+        if error.errno != errno.ELOOP:  # the runs are found without the link, too
+            unreadable.append(Path(error.filename))
+
+    visited = [(folder, SCRIPT in files) for folder, _, files in walk(place, note)]
     planned = {
         run.resolve(): Status(run, "not begun", script=folder / SCRIPT, element=element)
         for folder, launched in visited

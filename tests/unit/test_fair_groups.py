@@ -10,8 +10,10 @@ from realdata import real
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
+from mpifed.core.metrics import group_metric_name
 from mpifed.data import DATASETS, USER_DATASETS, DataError
 from mpifed.problems import FairClassification, GroupParity
+from mpifed.simulation.evaluation import expect_metrics
 
 TWO = dict(dataset="two-groups", groups="group", clients=3)
 
@@ -199,3 +201,36 @@ def test_damaged_files_of_adult(tmp_path, damage, found):
         reader(tmp_path)
     (tmp_path / "adult.data").write_bytes(2 * lines)
     assert reader(tmp_path).test.shape == (1, 10)
+
+
+def test_metrics_of_groups_have_different_names():
+    """The names are those of the groups where these can be names of metrics."""
+    names = [
+        "a/b",
+        "a-b",
+        "a%2Fb",
+        "Male",
+        "Male ",
+        " Male",
+        "",
+        " ",
+        "\n",
+        "é",
+        "\udce9",
+        "x" * 500,
+        "x" * 501,
+        ".",
+    ]
+    found = [group_metric_name("error", name) for name in names]
+    assert len({*found}) == len(names) and [*expect_metrics(dict.fromkeys(found, 0.0))] == found
+    assert found[1] == "error_a-b" and found[9] == "error_é" and found[4] == "error_Male%20"
+
+
+def test_a_group_whose_metric_would_have_a_taken_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i},{'gap' if i % 2 else 'b'},{i // 2 % 2}" for i in range(16)]
+    (tmp_path / "mine.csv").write_text("\n".join(["a,g,kind", *rows, ""]))
+    data = {"name": "table", "file": "mine.csv", "target": "kind", "test": 0.5, "groups": ["g"]}
+    problem = build(FairClassification, {"dataset": data, "groups": "g", "clients": 1}, "problem")
+    with pytest.raises(ValueError, match="found the group 'gap', as loss_gap is the difference"):
+        problem.prepare(0)

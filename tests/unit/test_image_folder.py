@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from mpifed.base.data_files import digest_of_path
 from mpifed.data import DATASETS, DataError
 from mpifed.data.image_folder import ImageFolder
 from mpifed.problems import Classification, FairClassification
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* files are left out:UserWarning")
 PETS = ImageFolder("pets", "photos", ("pets",), "https://example.org/pets")
 
 
@@ -49,7 +52,7 @@ def write(folder: Path, files: dict[str, bytes], archive: bool = False) -> Path:
     path = root.with_suffix(".zip")
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("train/cat/other.png", b"beside photos/")
-        target.writestr("photos/train/empty/", b"")
+        target.writestr("photos/test/empty/", b"")
         for name, content in files.items():
             target.writestr(f"photos/{name}", content)
     shutil.rmtree(root)
@@ -119,10 +122,68 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
     path = write(tmp_path, tree(), archive=True)
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("other/train/cat/0.png", b"")
-    with pytest.raises(DataError, match="expected images in train"):
+    message = "expected a zip archive of the folder photos, found no folder photos/ in it, but other/: pack"
+    with pytest.raises(DataError, match=message):
         PETS(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip .a zip "):
+        PETS(tmp_path)
+
+
+HIDDEN = ("train/.ipynb_checkpoints/0.png", "train/cat/.ipynb_checkpoints/0.png", "train/cat/._0.png",
+          "__MACOSX/train/cat/._0.png", "test/.bird/0.png")  # fmt: skip
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_files_are_left_out_with_a_warning(tmp_path, archive, name):
+    write(
+        tmp_path, tree() | {name: png(picture(0)), "train/.DS_Store": b"", "test/cat/Thumbs.db": b""}, archive
+    )
+    with pytest.warns(UserWarning, match=r"files are left out \(.*1 hidden.*\), such as "):
+        images = PETS(tmp_path)
+    assert images.class_names == ["cat", "dog"] and len(images.train[:]) == 6 and len(images.test) == 2
+
+
+@pytest.mark.parametrize("name", ["train/cat/a.webp", "test/dog/b.TIF", "train/c.png", "Test/dog/d.png"])
+def test_images_that_are_not_read_cause_a_warning(tmp_path, name):
+    files = {name: content for name, content in tree().items() if not name.endswith(".txt")}
+    write(tmp_path, files | {name: b"", "README.md": b"not an image"})
+    with pytest.warns(UserWarning, match=rf"photos: 1 files are left out .*, such as {name}: only images"):
+        PETS(tmp_path)
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_class_cannot_vanish(tmp_path, archive):
+    write(tmp_path, tree() | {"train/bird/a.webp": b""}, archive)
+    with pytest.raises(DataError, match="in the folder of every class, found none in train/bird: convert"):
+        PETS(tmp_path)
+
+
+def test_links_are_followed(tmp_path):
+    root = write(tmp_path, tree())
+    (root / "train/dog").rename(tmp_path / "dogs")
+    (root / "train/dog").symlink_to(tmp_path / "dogs")
+    (root / "train/cat/deep/0.png").rename(tmp_path / "one.png")
+    (root / "train/cat/deep/0.png").symlink_to(tmp_path / "one.png")
+    images = PETS(tmp_path)
+    assert images.train_labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert digest_of_path(str(root)) == images.files["photos"].digest
+    (root / "train/cat/loop").symlink_to(root)
+    with pytest.raises(DataError, match="a link to a folder that contains it: .*train/cat/loop"):
+        PETS(tmp_path)
+    (root / "train/cat/loop").unlink()
+    (root / "train/cat/9.png").symlink_to("nowhere.png")
+    with pytest.raises(DataError, match="a link that leads nowhere: .*train/cat/9.png"):
+        PETS(tmp_path)
+
+
+def test_a_file_that_is_twice_in_an_archive_is_refused(tmp_path):
+    path = write(tmp_path, tree(), archive=True)
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zipfile
+        archive.writestr("photos/train/dog/b.png", png(picture(1)))
+    with pytest.raises(DataError, match="found two files called photos/train/dog/b.png"):
         PETS(tmp_path)
 
 

@@ -91,7 +91,7 @@ def test_ranking_requires_samples_of_both_sides(tmp_path):
 @pytest.mark.parametrize(("users", "words"), [
     ({"a": {"x": [[0.5, 1.0]], "y": [0, 1]}}, "1 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5, 1.0], [0.5]], "y": [0, 1]}}, "inhomogeneous"),
-    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "labels of the user 'a' that are not whole numbers"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [0, 0.5]}}, "of the user 'a' that are not whole numbers, 0.5 in row 1"),
     ({"a": {"x": [[[0.5]]], "y": [0]}}, "samples of the user 'a' that are neither texts nor number lists"),
     ({"a": {"x": ["ab"], "y": ["cd"]}}, "labels of the user 'a' that are not single characters"),
     ({"a": {"x": ["ab"], "y": [3]}}, "labels of the user 'a' that are not single characters"),
@@ -102,6 +102,10 @@ def test_ranking_requires_samples_of_both_sides(tmp_path):
     ({"a": {"x": [[float("nan")]], "y": [0]}}, "expected finite numbers, found nan in row 0"),
     ({"a": {"y": [0]}}, "LEAF's format.*found 'x'"),
     ({}, "expected 1 users in train, found 0"),
+    ({"a": {"x": [[0.5], [1e39]], "y": [0, 1]}}, "user 'a', row 1: expected numbers of at most 3.4e.38"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [0, 10**6]}}, "train, user 'a', row 1: .* 3, found 1000000: c"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [0, 2**62]}}, "a.json: .*label 4611.* of the user 'a' in row 1"),
+    ({"a": {"x": [[0.5], [1.0]], "y": [10**20, 0]}}, "a.json: .*label 1000.* of the user 'a' in row 0"),
 ])  # fmt: skip
 def test_damaged_files_are_reported(tmp_path, users, words):
     (tmp_path / "train").mkdir()
@@ -112,11 +116,35 @@ def test_damaged_files_are_reported(tmp_path, users, words):
 
 
 def test_missing_files_and_repeated_users_are_reported(tmp_path):
-    with pytest.raises(DataError, match="train: expected JSON files in LEAF's format, found none"):
+    with pytest.raises(DataError, match="train: expected JSON files in LEAF's format, found no such folder"):
         Leaf(path=str(tmp_path))()
     for name in ("a.json", "b.json"):
         write(tmp_path, "train", {"a": images(1, 0)}, name)
     with pytest.raises(
         DataError, match="b.json: expected .*found the user 'a', which is also in another file"
     ):
+        Leaf(path=str(tmp_path))()
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [[2]], "y": [1]}}}', "a"),
+    ('{"user_data": {"a": {"x": [[1]], "y": [0], "x": [[2]]}}}', "x"),
+    ('{"user_data": {}, "user_data": {"a": {"x": [[1]], "y": [0]}}}', "user_data"),
+])  # fmt: skip
+def test_repeated_keys_are_refused(tmp_path, text, key):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/a.json").write_text(text)
+    with pytest.raises(DataError, match=f"a.json: expected .*found the key '{key}' twice in one object"):
+        Leaf(path=str(tmp_path))()
+
+
+@pytest.mark.parametrize(
+    "name", ["b.JSON", "b.json.bz2", "more/b.json", "._a.json", "all_data_niid_0_keep_0_train_9.json.gz"]
+)
+def test_files_that_are_not_read_cause_a_warning(tmp_path, name):
+    for part in ("train", "test"):
+        write(tmp_path, part, {"a": {"x": [[0.5], [1.0]], "y": [0, 1]}})
+    (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "train" / name).write_bytes(b"")
+    with pytest.warns(UserWarning, match=f"train: 1 files are left out .*, such as {name}: only files NAME"):
         Leaf(path=str(tmp_path))()

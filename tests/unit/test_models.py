@@ -212,7 +212,7 @@ def test_vectorised_networks_equal_the_loop(case):
     (LeNet5(), (1, 8, 8), "28 x 28 or 32 x 32, got 8 x 8"),
     (LeNet5(), (1, 28, 32), "28 x 28 or 32 x 32, got 28 x 32"),
     (CNN(), (3, 4, 32), "at least 8 x 8, got samples of shape 3 x 4 x 32"),
-    (CNN7(), (20,), "cnn7 with 2 stages takes images"),
+    (CNN7(), (20,), "cnn7 takes images of channels x height x width"),
     (Conv4(), (20,), "conv4 takes images"),
     (ResNet(), (20,), "resnet50 takes images"),
     (RNN(), (3, 8, 8), "rnn takes sequences"),
@@ -235,3 +235,17 @@ def test_settings_are_checked():
     model = {"name": "cnn", "stages": [[2, 3]], "hidden": [4]}
     problem = build(DeepAUC, {"dataset": "digits", "model": model}, "problem")
     assert problem.model == CNN(stages=((2, 3),), hidden=(4,))
+
+
+@pytest.mark.parametrize("model", [LeNet5(), CNN(), Conv4(), ResNet()])
+def test_the_axis_of_channels_is_named(model):
+    with pytest.raises(ValueError, match=r"28 x 28 without the axis of channels: add it, samples\[:, None\]"):
+        model.shapes((28, 28), 2)
+    with pytest.raises(ValueError, match="rows of 5 features: use mlp or linear"):
+        model.shapes((5,), 2)
+
+
+@pytest.mark.parametrize("model", [LeNet5(), CNN()])
+def test_images_with_channels_last_are_named(model):
+    with pytest.raises(ValueError, match="28 x 1: the axis of channels comes first"):
+        model.shapes((28, 28, 1), 2)

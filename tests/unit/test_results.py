@@ -18,7 +18,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.storage import checkpoint, hdf5
 from mpifed.storage.files import CHECKPOINT_MAGIC
 from mpifed.storage.results import find_runs, load, read
-from mpifed.storage.status import status
+from mpifed.storage.status import find_statuses, status
 
 COMM = SerialComm()
 
@@ -53,6 +53,15 @@ def test_load(tmp_path, by_file):
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
     assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20] and list(run.metrics) == ["x_error"]
     np.testing.assert_array_equal(run.metrics["x_error"], decay(0.1)(run.metric_rounds))
+
+
+def test_runs_are_found_behind_links(tmp_path):
+    write(tmp_path / "disk/a")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/a").symlink_to(tmp_path / "disk/a")
+    (tmp_path / "runs/up").symlink_to(tmp_path / "runs")
+    assert find_runs([tmp_path / "runs"]) == [(tmp_path / "disk/a/run.h5").resolve()]
+    assert [one.folder for one in find_statuses([tmp_path / "runs"])] == [tmp_path / "runs/a"]
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path):

@@ -73,6 +73,16 @@ def test_validation_classes_and_clients():
     assert data.owners.tolist() == [0, 1, 0] * 4
 
 
+@pytest.mark.parametrize(("clients", "names"), [
+    ([7, "007"], ("007", "7")), ([2**63, 2**63 + 1], (str(2**63), str(2**63 + 1))), ([10, 9], ("9", "10")),
+    ([2.0, np.int64(10)], ("2", "10")), ([True, False], ("False", "True")), ([b"a", "B"], ("B", "a")),
+    (np.array([3, 1]), ("1", "3")), (torch.tensor([3, 1]), ("1", "3")), (["10", "9"], ("10", "9")),
+])  # fmt: skip
+def test_names_of_clients(clients, names):
+    repeated = [*clients] * 6 if isinstance(clients, list) else np.tile(clients, 6)
+    assert read(GOOD | {"clients": repeated}).owner_names == names
+
+
 def test_returned_data_are_identified_by_their_digest():
     def digest(value):
         ((name, file),) = read(value).files.items()
@@ -111,13 +121,36 @@ REFUSED = {
     "from 1": (dict(train=FROM_1, test=FROM_1), "expected labels from 0, found 1 to 2: subtract 1"),
     "few names": (dict(GOOD, classes=["a", "b"]), "from 0 to 1, found 2 in row 2"),
     "many names": (dict(GOOD, classes=list("abcd")), "training samples of every class, found none of 'd'"),
-    "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "training samples of every class, found none of '1'"),
+    "a gap": (
+        dict(GOOD, train=(SAMPLES, LABELS * 2)),
+        "every class from 0 to .*, 4 in row 2, found none of '1'",
+    ),
+    "an id": (dict(GOOD, train=(SAMPLES, LABELS * 10**15)), "found none of '1'"),
+    "unsigned": (
+        dict(GOOD, test=(SAMPLES, (LABELS - 1).astype(np.uint64))),
+        "test: .* found 18446744073709551615",
+    ),
+    "huge": (
+        dict(GOOD, test=(SAMPLES, [0] * 11 + [10**20])),
+        "that are integers .*, 10{20} in row 11: number",
+    ),
+    "no number": (
+        dict(GOOD, test=(SAMPLES, [0.0, np.nan] * 6)),
+        "that are integers .*, 0.0 in row 0: number",
+    ),
+    "too large": (
+        dict(GOOD, test=(SAMPLES * 1e38, LABELS)),
+        "test, row 2: expected numbers of at most 3.4e.38",
+    ),
     "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 1 \\(0\\)"),
     "ragged": (dict(GOOD, test=([[1, 2], [3]], [0, 1])), "test: expected an array, found setting"),
     "classes": (dict(GOOD, classes=3), "classes: expected a list of different names, found 3"),
     "a text as classes": (dict(GOOD, classes="abc"), "a list of different names, found 'abc'"),
     "equal classes": (dict(GOOD, classes=list("aab")), r"different names, found \['a', 'a', 'b'\]"),
-    "no client": (dict(GOOD, clients=["a", None] * 6), "clients, row 1: expected .* numbers, found None"),
+    "no client": (
+        dict(GOOD, clients=["a", None] * 6),
+        "clients, row 1: expected .* numbers in 'clients', found None",
+    ),
     "clients": (dict(GOOD, clients=[0, 1]), r"one client for each of 12 training samples, .* \(2,\)"),
     "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),
     "shapes": (dict(GOOD, test=(SAMPLES.T[:, :3], [0, 1])), r"test: expected samples of shape \(2,\) as in"),

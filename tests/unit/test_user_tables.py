@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
 from mpifed.data import USER_DATASETS, USER_TEXTS, DataError, libsvm
-from mpifed.data.samples import hold_out
+from mpifed.data.samples import hold_out, standardized
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the standard deviation in column:UserWarning")
 
@@ -138,16 +141,17 @@ def test_dropped_columns(write):
     ([10, 9, 2] * 4, ("2", "9", "10")),
     (["b", "a"] * 6, ("a", "b")),
     ([True, False] * 6, ("False", "True")),
-    ([1.0, 2.0] * 6, ("1", "2")),
+    ([1.0, 2.0] * 6, ("1.0", "2.0")),
+    (["010", "9", "1E2"] * 4, ("9", "010", "1E2")),
+    (["010", "9", "x"] * 4, ("010", "9", "x")),
 ])  # fmt: skip
 def test_names_and_order_of_classes(write, labels, names):
     write("mine.csv", lines(label=labels))
     data = table()()
     assert data.class_names == names
     found = [names[label] for label in torch.cat([data.train_labels, data.test_labels]).tolist()]
-    train, test = halves(labels)
-    whole = [str(int(one)) if isinstance(one, float) else str(one) for one in labels]
-    assert found == [whole[row] for row in [*train, *test]]
+    train, test = halves([names.index(str(label)) for label in labels])
+    assert found == [str(labels[row]) for row in [*train, *test]]
 
 
 def test_a_column_of_clients(write):
@@ -157,6 +161,112 @@ def test_a_column_of_clients(write):
     train, _ = halves(LABELS)
     assert data.owner_names == ("east", "north", "south") and data.shape == (6,)
     assert [data.owner_names[one] for one in data.owners] == [hospitals[row] for row in train]
+
+
+ODD_NAMES = [
+    ("007", "7"), ("7", "7.0"), ("1E2", "100"), ("1e400", "inf"), ("nan", "NaN"), ("NA", "None"), ("-0", "0"),
+    (str(10**20), str(10**20 + 1)), (" x", "x"), ("a/b", "a-b"), ("\u00e9", "e\u0301"),
+    ("true", "True"), ("x" * 1000 + "a", "x" * 1000 + "b"), ("%2F", "/"),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.* is read as a name of its own:UserWarning")
+@pytest.mark.parametrize("names", ODD_NAMES, ids=lambda names: names[0][:10])
+def test_names_are_the_texts_in_the_file(write, names):
+    """Clients, classes and groups with different texts are different, also if the texts are equal numbers."""
+    write("mine.csv", ["a,who,kind,sex", *(f"{i},{names[i % 2]},{names[i // 2 % 2]},{names[i % 2]}"
+                                           for i in range(16))])  # fmt: skip
+    data = table(client="who", groups=["sex"])()
+    for found in (data.owner_names, data.class_names, data.groups["sex"].names):
+        assert sorted(found) == sorted(names)
+    rows = data.train[:, 0].long()
+    assert [data.owner_names[one] for one in data.owners] == [names[row % 2] for row in rows]
+    assert [data.class_names[one] for one in data.train_labels] == [names[row // 2 % 2] for row in rows]
+    np.savez("mine.npz", a=np.zeros((4, 1)), kind=np.array([*names] * 2))
+    assert sorted(table(file="mine.npz", test=0.5)().class_names) == sorted(names)
+
+
+def test_whole_numbers_in_an_archive_are_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", a=np.zeros((6, 1)), kind=np.array([0, 1] * 3), who=np.array([1e20, 9.0, 3e20] * 2))
+    assert table(file="mine.npz", test=1 / 3, client="who")().owner_names == (
+        "9",
+        str(10**20),
+        str(3 * 10**20),
+    )
+    np.savez("mine.npz", a=np.zeros((4, 1)), kind=np.array([b"\xe9", b"a"] * 2))
+    with pytest.raises(DataError, match="row 1: expected words or whole numbers in 'kind', found b'"):
+        table(file="mine.npz")()
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("Male ", "mine.csv, row 2: 'Male ' in column 'sex' .2 rows. begins or ends with a blank and is read"),
+    ("NA", "mine.csv, row 2: 'NA' in column 'sex' .2 rows. often stands for a missing value and is read"),
+])  # fmt: skip
+def test_unusual_names_cause_a_warning(write, name, message):
+    write("mine.csv", ["a,sex,kind", *(f"{i},{name if i % 4 == 1 else 'Male'},{i % 2}" for i in range(8))])
+    with pytest.warns(UserWarning, match=message):
+        table(groups=["sex"])()
+
+
+def test_groups_as_features_are_numbers_or_words_as_before(write):
+    write("mine.csv", ["a,old,kind", *(f"{i},{i % 3 == 0},{i % 2}" for i in range(8))])
+    data = table(groups=["old"], group_features=True)()
+    assert data.train.shape[1] == 2 and data.groups["old"].names == ("False", "True")
+    assert data.train[:, 1].tolist() == (data.train[:, 0] % 3 == 0).tolist()
+
+
+def test_missing_values_of_all_columns_are_counted(write):
+    write("mine.csv", ["a,b,kind", "1,,x", ",NA,x", "3,3,", "4,4,y"])
+    message = (
+        "row 1: expected a value in every column, found none in 'b' .2 of 4 rows, .*, row 1., "
+        "'a' .1 of 4 .*, row 2., 'kind' .1 of 4 .*, row 3.: .*, or the columns: drop = ..b., .a..$"
+    )
+    with pytest.raises(DataError, match=message):
+        table()()
+
+
+def test_numbers_beyond_float32_are_located(write):
+    write("mine.csv", ["a,b,kind", "1,2,x", "3,-1e39,y", "4,5,x", "1,1,y"])
+    with pytest.raises(DataError, match="mine.csv, row 2, column 'b': .* at most 3.4e.38 .*found -1e.39"):
+        table()()
+    np.savez("mine.npz", a=np.array([[[1.0, 1e39]]] * 4), kind=[0, 1] * 2)
+    with pytest.raises(DataError, match="mine.npz, row 1, column 1, 2: expected numbers of at most"):
+        table(file="mine.npz")()
+    write("mine", ["1 1:2", "0 2:1e39"])
+    with pytest.raises(DataError, match="finite numbers, found inf in row 2, column 2 .float32."):
+        table(file="mine", target="label")()
+
+
+@pytest.mark.parametrize("type", [np.float64, np.float32])
+@pytest.mark.parametrize("value", [0.0, 0.1, 14.62, 1e6 / 3, -1e-30, 1e8, 3e30])
+@pytest.mark.parametrize("step", [0, 1e-17, 1e-12, 1e-3, 1])
+def test_constant_columns_are_recognised_relative_to_their_size(value, step, type):
+    """Agrees with scikit-learn for columns that are constant but for one row."""
+    column = np.full((10, 1), value).astype(type).astype(np.float64)
+    column[3] += step * abs(value)
+    rows = np.concatenate([column, column + abs(value)])
+    expected = StandardScaler().fit(column).transform(rows)
+    found = standardized(rows, np.arange(10))
+    # The means differ by the rounding of sums, divided by a deviation of at least 1e-13 of the size.
+    np.testing.assert_allclose(
+        found, expected, rtol=1e-2, atol=2e-16 * abs(value) + 1e-2 * (0 < step < 1e-11)
+    )
+    for power in (800, -800):  # also where squares overflow or underflow; a power of two changes no digit
+        np.testing.assert_array_equal(
+            standardized(np.ldexp(rows, power), np.arange(10)),
+            np.ldexp(found, power) if np.ptp(found[:10]) == 0 else found,
+        )
+
+
+def test_an_array_that_is_twice_in_an_archive_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", a=np.ones((4, 1)), kind=[0, 1, 0, 1])
+    with zipfile.ZipFile("mine.npz", "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zipfile
+        archive.writestr("kind.npy", archive.read("kind.npy"))
+    with pytest.raises(DataError, match="found two arrays called kind"):
+        table(file="mine.npz")()
 
 
 def test_a_numpy_archive(tmp_path, monkeypatch):
@@ -189,10 +299,10 @@ def with_cell(row: int, old: str, new: str) -> list[str]:
 B = repr(float(NUMBERS[1, 1]))
 MANY = ["a,word,kind", *(f"1,w{i}x,{i % 2}" for i in range(300))]
 TEXTS = {
-    "a gap": (with_cell(3, "green", ""), "mine.csv, row 3: .* found none in 'colour': .*drop = .\"colour\""),
+    "a gap": (with_cell(3, "green", ""), "csv, row 3: .* found none in 'colour' .*: .*drop = .\"colour\".$"),
     "NA": (with_cell(5, "blue", "NA"), "mine.csv, row 5: expected a value in every column, found none"),
     "no label": (with_cell(4, "bad", ""),
-     "row 4: .* found none in 'kind': fill it in, or leave out the row$"),
+     "row 4: .* found none in 'kind' .1 of 12 rows, .*: fill them in, or leave out the rows$"),
     "a word": (with_cell(2, B, "?"), r"row 2: expected only numbers .* 'b', .* '\?', but .* elsewhere"),
     "decimal commas": ([f'"{i},5",{i % 2}' if i else "a,kind" for i in range(9)],
      "mine.csv: expected decimal points in column 'a', found '1,5'"),
@@ -205,7 +315,7 @@ TEXTS = {
     "no rows": (lines(0), "found no rows"),
     "empty": ([], "expected a header line"),
     "fractions": (lines(label=NUMBERS[:, 0].tolist()),
-     r"expected classes in 'kind', words or whole numbers, found -?\d"),
+     r"row 1: expected words or whole numbers in 'kind', found '-?\d"),
     "one class": (lines(label=["x"] * 12), "mine.csv: expected at least two classes, found 1 \\(x\\)"),
     "no features": (["kind", "x", "y"], "expected columns of features in addition to kind, found none"),
 }  # fmt: skip
