@@ -222,7 +222,7 @@ def address(clients: Sequence[int], count: int, of: str) -> Stream:
 
 #: Name of a function, a call of it, the shapes of the returned tensors by name, and a description of the
 #: arguments; "" for functions of one client.
-Call = tuple[str, Callable[[], Any], dict[str, list[int]], str]
+Call = tuple[str, partial, dict[str, list[int]], str]
 
 
 class Probe:
@@ -546,11 +546,12 @@ def _writes(
                         f"{name}() changes {argument} in place, which evaluations must not do: compute a new "
                         "tensor (v = v - 1 rather than v -= 1 or v.sub_(1))"
                     )
-        if user_problem(problem).augment is not None:
+        augment = user_problem(problem).augment
+        if augment is not None:
             for columns in probe.batches.values():
                 batch = tuple(column[0].clone() for column in columns)
                 with Writes(dict(enumerate(batch))) as writes:
-                    user_problem(problem).augment(batch, SampleWords((0, 0), _ADDRESS))
+                    augment(batch, SampleWords((0, 0), _ADDRESS))
                 found |= {"augment"} if writes.names else set()
     problem.called_on_copies = frozenset(found)
 
