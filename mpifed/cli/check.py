@@ -484,11 +484,7 @@ def _generates(problem: Problem) -> bool:
 
 def _pure(case: _Case) -> None:
     for probe in case.probes():
-        tensors = [*probe.point, *(column for batch in probe.batches.values() for column in batch)]
-        before, once = [tensor.clone() for tensor in tensors], _values(probe)
-        if not all(map(torch.equal, before, tensors)):
-            raise AssertionError("a function writes to its point or its batch in place")
-        if not all(map(torch.equal, once, _values(probe))):
+        if not all(map(torch.equal, _values(probe), _values(probe))):
             raise AssertionError("a function returns other values for the same arguments")
 
 
@@ -577,7 +573,7 @@ DERIVATIVE_CHECKS: dict[str, list[Check]] = {
     ],
 }
 PROBLEM_CHECKS: list[Check] = [
-    ("functions depend on their arguments only and do not change them", _pure),
+    ("functions depend on their arguments only", _pure),
     ("a sample depends only on its address", _draws),
     ("scores do not depend on the other rows of a call, and metrics are numbers, {dtype}", _scores),
     (f"{ROUNDS} rounds stay finite and in the sets, {{dtype}}", _finite),

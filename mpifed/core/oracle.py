@@ -25,7 +25,16 @@ from torch.utils._pytree import tree_map
 from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independent, vectorised
 from mpifed.core.device import to_device
-from mpifed.core.problem import Bilevel, Composition, Game, Minimax, Minimisation, Operator, Problem
+from mpifed.core.problem import (
+    Bilevel,
+    Composition,
+    Game,
+    Minimax,
+    Minimisation,
+    Operator,
+    Problem,
+    on_stored_data,
+)
 from mpifed.core.records import Blocks
 from mpifed.core.sample_words import with_augmentation, with_dropout_words
 from mpifed.core.sampling import Sample, Sampler
@@ -215,16 +224,19 @@ class Oracle:
         ]
         return tree_map(lambda *results: torch.stack(results), rows[0], *rows[1:])
 
-    def _with_options(self, function):
+    def _with_options(self, name: str):
         """Return a loss with the dropout masks and the augmentation of its sample and the job's precision."""
+        function = on_stored_data(self.problem, name)
         if self.sampler.has_addresses:
             function = with_dropout_words(function, key(self.sampler.seed, "dropout"))
         if self.problem.augment is not None:
-            function = with_augmentation(function, self.problem.augment, key(self.sampler.seed, "augment"))
+            augment = on_stored_data(self.problem, "augment")
+            function = with_augmentation(function, augment, key(self.sampler.seed, "augment"))
         return self.evaluation.mixed(function, self.sampler.device)
 
-    def _over_clients(self, analytic):
+    def _over_clients(self, name: str):
         """Return an analytic function of the problem that is safe to vectorise; ``None`` without one."""
+        analytic = on_stored_data(self.problem, name)
         return position_independent(analytic) if self.batched and analytic is not None else analytic
 
     def _vectorised(self, function):
@@ -282,9 +294,9 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        self._loss = self._with_options(problem.loss)
+        self._loss = self._with_options("loss")
         self._gradients = Gradients(self._loss, self.blocks)
-        self._analytic = self._over_clients(problem.gradients)
+        self._analytic = self._over_clients("gradients")
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
         self._compiled = None if evaluation.compile == "none" else self._vectorised(by_blocks)
@@ -357,7 +369,8 @@ class MinimaxOracle(Oracle):
         if self.problem.gradients is not None:
             blocks = [block.unsqueeze(0) for block in point]
             batches = tuple(column.unsqueeze(0) for column in batch)
-            return tuple(g[0] for g in self._as_tuple(self.problem.gradients(*blocks, batches)))
+            gradients = on_stored_data(self.problem, "gradients")
+            return tuple(g[0] for g in self._as_tuple(gradients(*blocks, batches)))
         return tuple(g[0] for g in self._blocks_of(self._gradients.single(point, batch)))
 
     def _blocks_of(self, gradient: torch.Tensor):
@@ -375,7 +388,7 @@ class OperatorOracle(Oracle):
     def __init__(self, problem: Operator, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
         self.prox = problem.phi
-        self._operator = self._over_clients(problem.operator)
+        self._operator = self._over_clients("operator")
         self._game: MinimaxOracle | None = None
         self._split: tuple[int, ...] = ()
         if isinstance(problem, Game):
@@ -405,7 +418,8 @@ class OperatorOracle(Oracle):
         return self._clipped(value if xi.noise is None else value + xi.noise)[0]
 
     def _evaluate_client(self, z, batch):
-        return self.problem.operator(z.unsqueeze(0), tuple(column.unsqueeze(0) for column in batch))[0]
+        operator = on_stored_data(self.problem, "operator")
+        return operator(z.unsqueeze(0), tuple(column.unsqueeze(0) for column in batch))[0]
 
 
 class CompositionOracle(Oracle):
@@ -425,11 +439,11 @@ class CompositionOracle(Oracle):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
-        self._inner, outer = self._with_options(problem.inner), self._with_options(problem.outer)
+        self._inner, outer = self._with_options("inner"), self._with_options("outer")
         functions = (self._value, jacobian(self._value_twice, has_aux=True), torch.func.grad(outer))
         self._g, self._derive, self._gradient = [(f, self._vectorised(f)) for f in functions]
-        self._jacobian = self._over_clients(problem.jacobian)
-        self._outer_gradient = self._over_clients(problem.outer_gradient)
+        self._jacobian = self._over_clients("jacobian")
+        self._outer_gradient = self._over_clients("outer_gradient")
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
@@ -503,8 +517,8 @@ class BilevelOracle(Oracle):
 
     def __init__(self, problem: Bilevel, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        self._upper = Gradients(self._with_options(problem.upper), self.blocks)
-        self._lower = Gradients(self._with_options(problem.lower), self.blocks)
+        self._upper = Gradients(self._with_options("upper"), self.blocks)
+        self._lower = Gradients(self._with_options("lower"), self.blocks)
         self._split = tuple(self.blocks.sizes.values())
 
     @staticmethod

@@ -35,6 +35,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
 from mpifed.core.records import Blocks
@@ -44,7 +45,7 @@ from mpifed.core.streams import Stream, generator
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "defines", "is_analytic", "network_block", "network_constants",
-    "network_parameters", "starting_point", "user_problem", "with_network_weights",
+    "network_parameters", "on_stored_data", "starting_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -108,6 +109,9 @@ class Problem:
     network: Mapping[str, tuple[int, ...]] = {}
     #: The data files that :meth:`prepare` has read, by name. All ranks must have read the same files.
     files: dict[str, DataFile] = {}
+    #: Names of the functions that write to their batch or return stored memory, found by the checks before
+    #: a run: see :func:`on_stored_data`.
+    called_on_copies: frozenset[str] = frozenset()
 
     def read_once(self, data_dir: str | None = None) -> Any:
         """Read the data that do not depend on the seed; :meth:`prepare` calls this function.
@@ -498,6 +502,23 @@ def defines(problem: Problem, name: str) -> bool:
     """Return whether a problem defines the function ``name``, such as "loss" or "gradients"."""
     function = getattr(problem, name, None)
     return function is not None and getattr(function, "__func__", function) not in _STUBS
+
+
+def on_stored_data(problem: Problem, name: str) -> Any:
+    """Return a function of a problem, such as "loss", for calls on stored data, which it must not change.
+
+    A function that writes to its batch, or returns memory that is used again, is called on a copy of the
+    batch, and its results are copied. Other functions are returned unchanged. ``None`` if it is not defined.
+    """
+    function = getattr(problem, name)
+    if name not in problem.called_on_copies:
+        return function
+
+    def on_copy(*arguments):
+        copies = (tree_map(torch.clone, one) if isinstance(one, tuple | list) else one for one in arguments)
+        return tree_map(torch.clone, function(*copies))
+
+    return on_copy
 
 
 class Game(Operator):

@@ -298,7 +298,7 @@ class Sampler:
         stacks_full_batches: whether all clients have full batches of one size, which are evaluated together.
     """
 
-    stacks_full_batches = False
+    stacks_full_batches = _copies_draws = False
 
     def __init__(
         self, problem: Problem, clients, seed: int, *, batch_size: int, noise, noise_width: int, dtype, device
@@ -347,6 +347,9 @@ class Sampler:
         drawn = self.problem.draw(stream, 1 if self.data else self.batch_size)
         if drawn is None:
             return
+        again = self.problem.draw(stream, 1 if self.data else self.batch_size) or ()
+        # Arrays that the problem keeps would change when it writes to them for the next samples.
+        self._copies_draws = any(map(np.may_share_memory, map(np.asarray, drawn), map(np.asarray, again)))
         for number, array in enumerate(map(self._from_numpy, drawn)):
             self._numbers_per_sample = max(self._numbers_per_sample, array[:1].numel())
             if index := first_non_finite(array):
@@ -365,7 +368,8 @@ class Sampler:
         return DeviceStream(stream, self.device) if self.device.type == "cuda" else stream
 
     def _from_numpy(self, array: np.ndarray) -> torch.Tensor:
-        return self._load(torch.from_numpy(np.ascontiguousarray(array)))
+        array = np.array(array, order="C") if self._copies_draws else np.ascontiguousarray(array)
+        return self._load(torch.from_numpy(array))
 
     def begin_round(self, r: int) -> None:
         """Start round ``r``, in which as many samples are expected as in the previous round."""
@@ -497,16 +501,17 @@ class Sampler:
             else:
                 single = _unbind_columns([column[:, 0] for column in columns], count)
         if self.noise is not None:
+            of_package = type(self.noise) in NOISES.values()
 
             def draw(stream: Stream, members: np.ndarray) -> tuple[torch.Tensor]:
                 if getattr(self.noise, "on_device", False):
                     stream = self._on_device(stream)
-                return (self._load(self.noise(stream, self.width)),)
+                values = self._load(self.noise(stream, self.width))
+                return (values if of_package else values.clone(),)  # a user may keep and change the array
 
             # A user's distribution may depend on the number of the round.
-            several_rounds = type(self.noise) in NOISES.values()
             drawn = self._draws.get(
-                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=several_rounds
+                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=of_package
             )[0]
             noise = samples_first(drawn).unbind()
         if self.has_addresses:

@@ -2,9 +2,10 @@
 
 The shapes and dtypes that a problem's functions return are validated at the starting point. Losses are called
 for one client; analytic derivatives are called for one and for two clients, with one point per client and
-with one point for all. ``mpifed check`` tests whether derivatives are correct. Messages that are not filled
-and writes to read-only records are reported in the first rounds. Errors that Python or torch explain are not
-validated here.
+with one point for all. Functions that write in place to their point are refused, and those that write to
+their batch are called on copies of it. ``mpifed check`` tests whether derivatives are correct. Messages that
+are not filled and writes to read-only records are reported in the first rounds. Errors that Python or torch
+explain are not validated here.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from mpifed.core.problem import (
     defines,
     is_analytic,
     network_block,
+    on_stored_data,
     starting_point,
     user_problem,
 )
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
-from mpifed.core.sample_words import SampleWords
+from mpifed.core.sample_words import AddressedBatch, SampleWords, with_dropout_words
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator
+from mpifed.core.writes import Writes, share_memory
 
 __all__ = [
     "Probe", "address", "called", "check_method", "check_problem", "expect_mirror", "expect_nothing",
@@ -182,8 +185,14 @@ def _shared(method: Algorithm) -> Iterator[str]:
 
 #: Maximum number of rows of a client's data on which functions are evaluated at the start.
 ROWS = 2
+#: Maximum number of held-out rows that are scored, and number of parts of two rows that are scored again.
+SCORED, PARTS = 250, 16
+#: Accepted relative difference of scores, well above rounding in float32.
+ROUNDING = 1e-3
 #: Number of samples that are drawn; differs from the number of clients, so that swapped axes are found.
 COUNT = 3
+#: Address of the sample of a check, for its dropout masks and its augmentation.
+_ADDRESS = torch.zeros(3, dtype=torch.int64)
 #: Family → functions of a problem, and the value of ``stream.of`` for the samples that they get.
 FUNCTIONS: dict[str, dict[str, str]] = {
     "minimax": {"loss": "", "gradients": ""},
@@ -213,7 +222,7 @@ def address(clients: Sequence[int], count: int, of: str) -> Stream:
 
 #: Name of a function, a call of it, the shapes of the returned tensors by name, and a description of the
 #: arguments; "" for functions of one client.
-Call = tuple[str, Callable[[], Any], dict[str, list[int]], str]
+Call = tuple[str, partial, dict[str, list[int]], str]
 
 
 class Probe:
@@ -242,7 +251,7 @@ class Probe:
         full = None if size else problem.full_batch(clients[0])
         drawn = problem.draw(address(clients, 1, of), size) if full is None else None
         if drawn is not None:
-            columns = [torch.from_numpy(np.ascontiguousarray(array))[:, 0] for array in drawn]
+            columns = [torch.from_numpy(np.array(array))[:, 0] for array in drawn]
         else:
             function = problem.client_data if full is None else problem.full_batch
             parts = [tuple(map(torch.as_tensor, function(client) or ())) for client in clients]
@@ -260,13 +269,23 @@ class Probe:
         """Call a function of the first client, such as "loss", at flat vectors ``[d]``."""
         if name != "outer":
             point = tuple(self.blocks.unflatten(block, flat) for block, flat in zip(self.blocks, point))
-        return getattr(self.problem, name)(*point, tuple(column[0] for column in self._batch(name)))
+        before = [dict(named) for named in point if isinstance(named, dict)]
+        value = on_stored_data(self.problem, name)(*point, tuple(column[0] for column in self.batch(name)))
+        for block, named, old in zip(self.blocks, point, before):
+            if changed := [key for key in named if named[key] is not old.get(key)]:
+                raise ContractError(
+                    f"{type(self.problem).__name__}: {name}() assigns {changed[0]!r} in the dictionary of "
+                    f"the parameters of {block}, which is used again: assign a local variable"
+                )
+        return value
 
     def several(self, name: str, *point: torch.Tensor, count: int = 1) -> Any:
         """Call an analytic function of ``count`` clients, such as "gradients", at blocks of any layout."""
-        return getattr(self.problem, name)(*point, tuple(column[:count] for column in self._batch(name)))
+        function = on_stored_data(self.problem, name)
+        return function(*point, tuple(column[:count] for column in self.batch(name)))
 
-    def _batch(self, name: str) -> tuple[torch.Tensor, ...]:
+    def batch(self, name: str) -> tuple[torch.Tensor, ...]:
+        """Return the minibatches of a function, columns ``[C, b, ...]``."""
         return self.batches[FUNCTIONS[self.problem.family][name]]
 
     def calls(self, count: int = 1, shared: bool = False) -> Iterator[Call]:
@@ -312,7 +331,7 @@ def check_problem(
     batch_size: int = 1,
     weights: str = "uniform",
 ) -> None:
-    """Check a prepared problem.
+    """Check a prepared problem, and find the functions that must be called on copies of stored data.
 
     Args:
         algorithm: the method to run, which must support the problem's convex part φ and its sets.
@@ -329,6 +348,9 @@ def check_problem(
         lambda: _initial(problem),
         lambda: _samples(problem, algorithm, clients, batch_size, weights),
         lambda: _values(problem, clients, dtype, device, batch_size),
+        lambda: _maps(problem, starting_point(problem, dtype, device)),
+        lambda: _writes(problem, algorithm, clients, dtype, device, batch_size),
+        lambda: _predictions(problem, starting_point(problem, dtype, device)),
     )
     for stage in stages:
         if errors := list(stage()):
@@ -453,9 +475,9 @@ def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[st
     if is_analytic(problem):
         yield "it defines augment() and analytic derivatives, which do not use it: define one of them"
         return
-    given = tuple(map(torch.as_tensor, rows))
-    found = augment(given, SampleWords((0, 0), torch.zeros(3, dtype=torch.int64)))
-    shapes = [[list(column.shape) for column in batch] for batch in (found, given)]
+    given = tuple(torch.as_tensor(column).clone() for column in rows)
+    found = augment(given, SampleWords((0, 0), _ADDRESS))
+    shapes = [[list(column.shape) for column in batch] for batch in (found, rows)]
     if shapes[0] != shapes[1]:
         yield f"augment() must return columns of the same shapes, {shapes[1]}, got {shapes[0]}"
 
@@ -493,6 +515,119 @@ def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int
                 if errors := list(_wrong_values(call, dtype)):
                     yield from errors
                     return
+
+
+@torch.no_grad()
+def _writes(
+    problem: Problem,
+    algorithm: Algorithm | None,
+    clients: list[int],
+    dtype: torch.dtype,
+    device,
+    batch_size: int,
+) -> Iterator[str]:
+    """Report functions that write to their point, and find those that write to their batch.
+
+    Batches have the sizes of the run, because code may depend on them. Functions of one client are called
+    with and without dropout masks.
+    """
+    found: set[str] = set()
+    problem.called_on_copies = frozenset()
+    full = algorithm is not None and bool(algorithm.minibatch_alternative)
+    for size in (batch_size, 0) if batch_size and full else (batch_size,):
+        start = [flat.clone() for flat in starting_point(problem, dtype, device)]
+        probe = Probe(problem, clients, start, size, device)
+        for count in (1, 2):
+            for name, function, _, where in probe.calls(count):
+                writes, needs_copies = _effects(probe, function, bool(where))
+                found |= {name} if needs_copies else set()
+                for argument in writes:
+                    yield (
+                        f"{name}() changes {argument} in place, which evaluations must not do: compute a new "
+                        "tensor (v = v - 1 rather than v -= 1 or v.sub_(1))"
+                    )
+        augment = user_problem(problem).augment
+        if augment is not None:
+            for columns in probe.batches.values():
+                batch = tuple(column[0].clone() for column in columns)
+                with Writes(dict(enumerate(batch))) as writes:
+                    augment(batch, SampleWords((0, 0), _ADDRESS))
+                found |= {"augment"} if writes.names else set()
+    problem.called_on_copies = frozenset(found)
+
+
+def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
+    """Report projections and proximal maps that write to their argument, which may be the iterate."""
+    maps = {f"the set of {block}": getattr(problem.sets, block) for block in problem.sets}
+    if problem.family == "operator":
+        maps["phi"] = lambda v: problem.phi(v, 1.0)  # type: ignore[attr-defined]
+    points = dict(zip(problem.variables(), start))
+    for name, function in maps.items():
+        point = points.get(name.split()[-1], start[0]).clone()
+        with Writes({"point": point}) as writes:
+            function(point)
+        if writes.names:
+            yield f"{name} changes its argument in place: expected a map that returns a new tensor"
+
+
+@torch.no_grad()
+def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
+    """Report scores that depend on earlier calls or on the other rows of a call.
+
+    The problems of the package are not called, only user-defined ones: their networks have been tested.
+    """
+    if not problem.test_rows or getattr(problem.predict, "__module__", "").startswith("mpifed."):
+        return
+    blocks, last = problem.variables(), min(problem.test_rows, SCORED)
+    rng = torch.Generator().manual_seed(0)
+    for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows
+        moved = [flat + distance * torch.randn(flat.shape, generator=rng).to(flat) for flat in start]
+        point = [
+            blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
+        ]
+        whole, again = (problem.predict(*map(dict, point), slice(0, last)) for _ in range(2))
+        if not _agree(again, whole):
+            yield (
+                "predict() returns other scores when it is called again: expected a function of the point "
+                "and the rows, which does not change the samples in place"
+            )
+            return
+        for first in range(0, min(last, len(whole)) - 1, max(2, last // PARTS)):
+            part = problem.predict(*map(dict, point), slice(first, first + 2))
+            if not _agree(part, whole[first : first + 2]):
+                yield (
+                    f"predict() returns other scores for rows {first} and {first + 1} alone than together "
+                    f"with the first {last} rows: expected the same scores"
+                )
+                return
+
+
+def _agree(scores: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether scores agree up to the rounding of kernels that add in other orders."""
+    scale = expected.abs().nan_to_num(0, 0, 0).max().clamp(min=1)
+    return scores.shape == expected.shape and torch.allclose(
+        scores / scale, expected / scale, rtol=ROUNDING, atol=ROUNDING, equal_nan=True
+    )
+
+
+def _effects(probe: Probe, function: partial, analytic: bool) -> tuple[list[str], bool]:
+    """Call a function of :meth:`Probe.calls`, of one client with and without dropout masks.
+
+    Returns:
+        Descriptions of the parts of the point that it writes to, and whether it writes to its batch or, if it
+        is analytic, returns memory of its arguments or of an earlier result, which a method may write to.
+    """
+    name, *point = function.args
+    blocks = dict(zip(["u"] if name.startswith("outer") else probe.blocks, point))
+    watched: dict[Any, torch.Tensor] = dict(enumerate(probe.batch(name)))
+    for block, flat in blocks.items():
+        parts = {} if analytic or block == "u" else probe.blocks.unflatten(block, flat)
+        watched |= {f"{part!r} of {block}": view for part, view in parts.items()} or {block: flat}
+    with Writes(watched) as writes:
+        results = [function(), with_dropout_words(lambda _: function(), (0, 0))(AddressedBatch((), _ADDRESS))]
+    of_point = [one for one in writes.names if isinstance(one, str)]
+    aliases = analytic and share_memory(results[0], [*watched.values(), results[1]])
+    return of_point, aliases or len(of_point) < len(writes.names)
 
 
 def _wrong_values(call: Call, dtype) -> Iterator[str]:

@@ -200,11 +200,12 @@ def _stacked(samples: list, what: str) -> Any:
 
 
 def _as_numbers(samples: Any, what: str) -> np.ndarray:
-    """Return samples ``[n, ...]`` as float32."""
+    """Return a copy of samples ``[n, ...]`` as float32, because the user may keep the array and change it."""
     array = _array(samples, what)
     if array.dtype.kind not in "biuf" or array.ndim < 2 or 0 in array.shape[1:]:
         raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
-    return np.ascontiguousarray(as_float32(array, lambda *index: f"{what}, row {index[0]}"))
+    # A copy, which the user's code cannot change.
+    return np.array(as_float32(array, lambda *index: f"{what}, row {index[0]}"), order="C")
 
 
 def _as_texts(samples: Any, what: str) -> list[str]:

@@ -7,7 +7,9 @@ the built-in networks and can be vectorised over clients. It is tested on random
   parameter (``requires_grad = False``) is not a variable; like a buffer, it keeps its initial value.
 * Buffers are constants, and so are tensors in plain attributes that ``forward`` only reads. Random constants
   are refused, because they do not depend on the seed of the run, and so is a ``forward`` that writes to a
-  buffer. A tensor that ``forward`` keeps in a plain attribute is no part of the function.
+  buffer or a parameter. A tensor that ``forward`` keeps in a plain attribute is no part of the function.
+* A ``forward`` that writes to its samples in place, as ``nn.ReLU(inplace=True)`` in the first layer, is
+  called on copies of them.
 * Functions that couple the samples of a batch are refused, because the loss of a batch would be a biased
   estimate of a client's loss. Batch normalisation is one of them; its running averages are not variables and
   differ between heterogeneous clients (Hsieh et al. 2020).
@@ -22,7 +24,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
 from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
+from mpifed.core.writes import Writes, same_values
 from mpifed.models.base import Network, Params, Shapes
 
 __all__ = ["Module", "SequenceModule"]
@@ -46,6 +49,9 @@ BATCH = 3
 GROUPS = 32
 #: Tolerance, well above the difference of two kernels for the same function in float32.
 ROUNDING = 1e-3
+#: Mean sizes of samples of the test whether samples of a batch are coupled.
+SCALES = (-100.0, -1.0, -0.01, 0.01, 1.0, 100.0)
+_NONE = torch.empty(0)
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 #: Modules that distribute a batch over devices, around the module of the user.
@@ -68,7 +74,7 @@ class Module(UserObject, Network):
     """
 
     expected = "an nn.Module class, or a function that returns one"
-    has_dropout = False
+    has_dropout = _writes_samples = False
 
     @classmethod
     def fits(cls, value: Any) -> bool:
@@ -128,12 +134,13 @@ class Module(UserObject, Network):
             after = _plain_tensors(module)
             unchanged = [
                 name for name, (tensor, value) in before.items()
-                if after.get(name) is tensor and _same(tensor, value)
+                if after.get(name) is tensor and same_values(tensor, value)
             ]  # fmt: skip
             for one in (module, again, other):
                 _register_buffers(one, unchanged)
             self._constants = _constants(again)
             _expect_same(self._constants, _constants(other), random)
+            self._writes_samples = _writes_samples(module, self._inputs())
         again = _cast_module(again, torch.get_default_dtype())
         self._train, self._eval = module.train(), again.eval()
         self._names = _first_names(again)
@@ -162,6 +169,8 @@ class Module(UserObject, Network):
         fixed = self._placed[place] if place in self._placed else self._constants_on(like.device, like.dtype)
         values = fixed | {name: params[first] for name, first in self._names.items()}
         words = current_words() if self.has_dropout else None
+        if self._writes_samples:
+            inputs = tuple(map(torch.clone, inputs))
         if words is None:
             return torch.func.functional_call(self._eval, values, inputs, tie_weights=False)
         with DropoutMode(words):
@@ -341,17 +350,21 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     """
     _expect_layers(module)
     _expect_signature(module, inputs)
-    before = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    parameters = {name for name, _ in module.named_parameters()}
+    before = dict((*module.named_parameters(), *module.named_buffers()))
     fewer = tuple(one[1:] for one in inputs)  # recurrent layers over the batch depend on the first sample
-    with _NoRandomness(), torch.enable_grad():
-        value, part = (_call(module.eval(), given) for given in (inputs, fewer))
-        with torch.no_grad():  # as in evaluations
-            again = _call(module, inputs)
-    if created := sorted({name for name, _ in module.named_parameters()} - parameters):
+    words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
+    with Writes(before) as writes:
+        with _NoRandomness(), torch.enable_grad():
+            value, part = (_call(module.eval(), given) for given in (inputs, fewer))
+            with torch.no_grad():  # as in evaluations
+                again = _call(module, inputs)
+        with DropoutMode(words) as dropping, _NoRandomness():
+            trained = _call(module.train(), inputs)
+    if created := sorted({name for name, _ in module.named_parameters()} - before.keys()):
         raise Unsupported(
             f"creates the parameter {created[0]!r} in forward: expected in __init__, or by a lazy layer"
         )
+    _expect_constant(module, before, writes.names)
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
         raise Unsupported("returns another output when called again: expected a function of the samples")
@@ -359,44 +372,100 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
         raise Unsupported(
             "has outputs without gradients: expected no torch.no_grad, .detach() and .numpy() in forward"
         )
-    if not (_close(part, value[1:]) and _same_rows_at_another_point(module, inputs, fewer)):
+    if not (_close(part, value[1:]) and _same_rows_at_another_point(module, inputs)):
         raise Unsupported(
             "couples the samples of a batch: outputs change if another sample is left out (recurrent layers "
-            "and attention need batch_first=True)"
+            "and attention need batch_first=True; a branch must not depend on statistics of the batch)"
         )
     _expect_one_sample(module.eval(), inputs, outputs)
-    words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
-    with DropoutMode(words) as dropping, _NoRandomness():
-        trained = _call(module.train(), inputs)
-        _expect_one_sample(module, inputs, outputs)
+    with DropoutMode(words), _NoRandomness():
+        _expect_one_sample(module.train(), inputs, outputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(
             "returns another output in training than in evaluation, without dropout: expected the same output"
         )
-    after = dict(module.named_buffers())
-    for name in sorted(before.keys() | after.keys()):
-        if name not in before or name not in after or not _same(before[name], after[name]):
-            raise Unsupported(f"writes to its buffer {name!r} in forward: expected constant buffers")
     _expect_gradients(module.eval(), inputs, value)
     return dropping.used
 
 
-def _same_rows_at_another_point(module: nn.Module, inputs: tuple, fewer: tuple) -> bool:
-    """Return whether outputs agree without the first sample after a move of the parameters.
+def _expect_constant(module: nn.Module, before: Tensors, written: list[str]) -> None:
+    """Raise an error if calls have written to parameters or buffers, or have replaced them by other values.
 
-    At the start, outputs are constant if the weights of the last layer are 0. An error is no disagreement.
+    Args:
+        before: parameters and buffers before the calls.
+        written: names of those that have been written to.
+    """
+    after = dict((*module.named_parameters(), *module.named_buffers()))
+    for name in sorted(before.keys() | after.keys()):
+        if name in written or name not in after or not same_values(before.get(name, _NONE), after[name]):
+            if isinstance(before.get(name, after.get(name)), nn.Parameter):
+                raise Unsupported(
+                    f"changes its parameter {name!r} in forward: expected parameters that only the method "
+                    "changes, and a new tensor in forward, such as F.linear(x, torch.renorm(w, 2, 0, 1.0))"
+                )
+            raise Unsupported(f"writes to its buffer {name!r} in forward: expected constant buffers")
+
+
+def _writes_samples(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether a module writes to its samples in place, in training or in evaluation."""
+    words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
+    written: list[int] = []
+    for training in (True, False):
+        given = tuple(map(torch.clone, inputs))
+        with DropoutMode(words), Writes(dict(enumerate(given))) as writes:
+            module.train(training)(*given)
+        written += writes.names
+    return bool(written)
+
+
+def _same_rows_at_another_point(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether outputs do not depend on the other samples after a move of the parameters.
+
+    At the start, outputs are constant if the weights of the last layer are 0. A branch on a statistic of the
+    batch, such as its mean, shows on samples of different signs and sizes. An error is no disagreement.
     """
     generator, values = torch.Generator().manual_seed(0), {}
     for name, tensor in module.named_parameters():
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator).to(tensor)
             values[name] = tensor.detach() + (tensor.detach().abs().mean().nan_to_num() or 0.1) * noise
-    moved = _replaced(module, values)
-    try:
-        with _NoRandomness():
-            return _close(_call(moved, fewer), _call(moved, inputs)[1:])
-    except Unsupported:
-        return True
+    moved = _replaced(module.eval(), values)
+    with _NoRandomness():
+        return _agree(moved, inputs, [range(1, BATCH)], torch.ones(BATCH)) and _agree(
+            moved, *_scaled(inputs), torch.tensor(SCALES).abs()
+        )
+
+
+def _scaled(inputs: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, ...], list[list[int]]]:
+    """Return samples with means of the sizes SCALES, and parts of them that differ in sign or size."""
+    samples, *lengths = (one[torch.arange(len(SCALES)) % BATCH] for one in inputs)
+    factors = torch.tensor(SCALES).to(samples).view(-1, *[1] * (samples.dim() - 1))
+    order = sorted(range(len(SCALES)), key=lambda row: abs(SCALES[row]))
+    parts = [[row for row in order if SCALES[row] < 0], [row for row in order if SCALES[row] > 0]]
+    return (factors * (0.5 + samples), *lengths), [*parts, order[:2], order[-2:]]
+
+
+def _agree(
+    module: Callable[..., Any],
+    inputs: tuple[torch.Tensor, ...],
+    parts: Sequence[Sequence[int]],
+    sizes: torch.Tensor,
+) -> bool:
+    """Return whether outputs for parts of the samples agree with those for all, up to rounding.
+
+    Args:
+        parts: numbers of the samples of each part.
+        sizes: sizes of the samples, to which rounding errors are relative.
+    """
+    for part in map(list, parts):
+        try:
+            whole, alone = _call(module, inputs)[part], _call(module, tuple(one[part] for one in inputs))
+        except Unsupported:
+            continue
+        scale = whole.abs().amax(1, keepdim=True).maximum(sizes[part, None].clamp(min=1).to(whole))
+        if whole.shape != alone.shape or not _close(alone / scale, whole / scale):
+            return False
+    return True
 
 
 def _replaced(module: nn.Module, values: Tensors) -> Callable[..., Any]:
@@ -531,7 +600,7 @@ def _call(module: Callable[..., Any], inputs: tuple[torch.Tensor, ...]):
         Unsupported: it raises an error, or uses torch's generator under :class:`_NoRandomness`.
     """
     try:
-        return module(*inputs)
+        return module(*map(torch.clone, inputs))  # they may be written to
     except _RandomOperation as error:
         text = (
             f"draws random numbers in forward ({error}): only torch.nn's Dropout layers and attention, and "
@@ -568,18 +637,9 @@ def _close(one, other) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, ROUNDING, ROUNDING, equal_nan=True)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal, with NaN equal to NaN."""
-    return (
-        one.shape == other.shape
-        and one.dtype == other.dtype
-        and torch.allclose(one.to_dense(), other.to_dense(), rtol=0, atol=0, equal_nan=True)
-    )
-
-
 def _expect_same(one: Tensors, other: Tensors, error: str) -> None:
     for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not _same(one[name], other[name]):
+        if name not in one or name not in other or not same_values(one[name], other[name]):
             raise Unsupported(f"has {name!r}, which {error}")
 
 

@@ -62,12 +62,12 @@ class Event:
     def point(self) -> dict[str, np.ndarray]:
         """The averaged iterate by block, ``[d]``; in ``on_end`` the output point.
 
-        The arrays are read-only views of the run's memory; on a GPU each access copies them.
+        The arrays are read-only copies: ``torch.from_numpy`` of a view could write to the run's memory.
         """
-        views = {name: read().cpu().numpy().view() for name, read in self._blocks.items()}
-        for view in views.values():
-            view.flags.writeable = False
-        return views
+        copies = {name: read().cpu().numpy().copy() for name, read in self._blocks.items()}
+        for copy in copies.values():
+            copy.flags.writeable = False
+        return copies
 
 
 def expect_callbacks(callbacks: Sequence[object]) -> None:

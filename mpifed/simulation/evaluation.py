@@ -7,9 +7,10 @@ metric is a warning, too, with the first row whose scores are not finite, if any
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -24,6 +25,7 @@ from mpifed.core.problem import Game, Operator, Problem, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import Metric
+from mpifed.core.writes import same_values
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors, same_on_all_ranks
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.personalization import FineTuning
@@ -283,14 +285,15 @@ class Evaluator:
         """Return the metrics of the problem and of the user on a split or a client; metrics of the point
         alone belong to the test split. ``measures`` are names that the metrics must not have."""
         function, clients = f"{type(problem).__name__}.metrics", [split] if isinstance(split, int) else []
-        with user_code_errors(function, clients=clients):
-            found = problem.metrics(*point, predictions)
+        own = predictions if predictions is None else predictions.clone()  # metrics may sort them in place
+        with user_code_errors(function, clients=clients), _unchanged(point, function) as given:
+            found = problem.metrics(*given, own)
         owners = {name: "oracle.clip" if name == "clipped" else "[measures]" for name in measures}
         values = _validated(found, function, r, owners)
         for metric in self.user_metrics:
             if metric.of_scores:
                 labels = torch.from_numpy(problem.test_labels().copy())
-                arguments = [problem.class_scores(predictions).clone(), labels]
+                arguments = [problem.class_scores(predictions.clone()).clone(), labels]
             elif split == "test":
                 arguments = [named_point(problem, point)]
             else:
@@ -329,14 +332,15 @@ def _title(split: str, metric: str) -> str:
 @torch.no_grad()
 def _scores(problem: Problem, point, first: int, last: int) -> torch.Tensor:
     """Return the scores of the held-out rows ``first .. last - 1``; ``[0]`` without rows."""
-    with user_code_errors(f"{type(problem).__name__}.predict"):
+    function = f"{type(problem).__name__}.predict"
+    with user_code_errors(function), _unchanged(point, function) as given:
         parts = []
         for start in range(first, last, SCORE_ROWS):
             rows = slice(start, min(start + SCORE_ROWS, last))
-            parts.append(problem.predict(*point, rows))
+            parts.append(problem.predict(*given, rows))
             if not parts[-1].dim() or len(parts[-1]) != rows.stop - start:
                 raise ContractError(
-                    f"{type(problem).__name__}.predict returned scores of shape {list(parts[-1].shape)} for "
+                    f"{function} returned scores of shape {list(parts[-1].shape)} for "
                     f"{rows.stop - start} row(s): expected one score, or one row of scores, per row; "
                     ".squeeze() without an axis also removes the axis of a single row: use .squeeze(-1)"
                 )
@@ -348,6 +352,28 @@ def _non_finite_row(scores: torch.Tensor | None) -> int | None:
     if scores is None or all_finite(scores):
         return None
     return int((~torch.isfinite(scores)).reshape(len(scores), -1).any(dim=1).nonzero()[0])
+
+
+@contextlib.contextmanager
+def _unchanged(point: Sequence[dict[str, torch.Tensor]], function: str) -> Iterator[list[dict]]:
+    """A context for a function of a user that must not change the point, of which it gets views.
+
+    Raises:
+        ContractError: it has changed a parameter, whose value has been restored.
+    """
+    before = [{name: value.clone() for name, value in named.items()} for named in point]
+    yield [dict(named) for named in point]
+    changed = []
+    for named, old in zip(point, before):
+        for name, value in named.items():
+            if not same_values(value, old[name]):
+                value.copy_(old[name])
+                changed.append(name)
+    if changed:
+        raise ContractError(
+            f"{function} changes the parameter {changed[0]!r} in place, but evaluations must not change the "
+            "point: compute a new tensor (v = v - 1 rather than v -= 1 or v.sub_(1))"
+        )
 
 
 def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
@@ -372,7 +398,7 @@ def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> De
         labels = problem.test_labels()
         if labels is None or predictions is None:
             return Details()
-        scores = problem.class_scores(predictions)
+        scores = problem.class_scores(predictions.clone())
     if scores.dim() != 2 or not torch.isfinite(scores).all():
         return Details()
     K = scores.shape[1]

@@ -142,7 +142,7 @@ class FullData:
         self, position: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor
     ) -> torch.Tensor:
         self._oracle.select_clients(slice(position, position + 1))
-        return self._evaluate(point, Sample(single=columns))
+        return self._evaluate(point, Sample(single=_copied(columns)))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
         if isinstance(self._oracle, MinimaxOracle):
@@ -166,7 +166,7 @@ class FullData:
             self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))
         ]
         chunks = self._chunks(position, point)
-        return sum(share * float(self.problem.loss(*named, columns)) for share, columns in chunks)
+        return sum(share * float(self.problem.loss(*named, _copied(columns))) for share, columns in chunks)
 
     def _mean(self, fill) -> torch.Tensor:
         """Return the weighted mean of the clients' rows ``[d + 1]`` that ``fill`` writes."""
@@ -188,6 +188,14 @@ class FullData:
                     raise error
         transport.seconds, transport.wire_bytes = before
         return reduction.mean.clone()
+
+
+def _copied(columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Copy stored rows for functions that write to their batch in place.
+
+    No check before the run calls functions on batches of these sizes, and a copy takes little time here.
+    """
+    return tuple(map(torch.clone, columns))
 
 
 def rounding(vector: torch.Tensor, least: float = 0.0) -> float:

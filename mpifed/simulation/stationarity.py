@@ -104,7 +104,7 @@ class Functions:
             collective_errors(self.full.comm, ValueError),
             user_code_errors(f"{type(self.problem).__name__}.best_response"),
         ):
-            return response(self.full.blocks.unflatten("x", x)).reshape(-1).to(x)
+            return response(self.full.blocks.unflatten("x", x.clone())).reshape(-1).to(x)
 
     def _project_y(self, y: torch.Tensor) -> torch.Tensor:
         return y if self._y is None else self._y(y)

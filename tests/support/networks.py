@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Branches(nn.Module):
-    """A network with a data-dependent Python branch, which vmap does not support."""
+    """A network that branches on the values of a parameter, which vmap does not support."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ class Branches(nn.Module):
 
     def forward(self, images):
         rows = images.flatten(1)
-        return self.a(rows) if rows.sum() > 0 else self.b(rows)
+        return self.a(rows) if self.a.bias.sum() > 0 else self.b(rows)
 
 
 class Reader(nn.Module):

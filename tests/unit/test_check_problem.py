@@ -166,6 +166,7 @@ VALID = [
     # Without autograd
     ((PLAIN + GRADIENTS, 'batch[0] @ x["w"]', 'torch.from_numpy(batch[0].numpy() @ x["w"].numpy())'),),
     ((OPERATOR,), f"holds        {MONOTONE}"),
+    ((OPERATOR, "return 2 * z", "batch[0].mul_(2)\n        return 2 * z"),),  # it gets copies
     ((OPERATOR, "monotone = True", ""), f"not checked  {MONOTONE}: the problem has monotone = None"),
     ((COMPOSITION,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
     ((DIFFERENTIATED,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
@@ -209,12 +210,12 @@ INVALID = [
     (COMPOSITION, "u + torch", "-u + torch", "∂outer/∂u of client 0 along u["),
     (WEIGHTS, "separate_coordinates = True", "", f"{COORDINATES}: the gradients of two clients"),
     # held-out rows and metrics
-    (LOSS, "tests[rows].to", "tests[rows].sub(self.tests[rows].mean(0)).to", "of parts and of all rows"),
+    (LOSS, "tests[rows].to", "tests[rows].sub(self.tests[rows].mean(0)).to", "for rows 0 and 1 alone than"),
     (LOSS, SCORES, f"({SCORES})[:4]", "predict(): expected 10 scores, got 4"),
     (LOSS, 'frozenset({"score"})', 'frozenset({"accuracy"})', "names of metrics (score), got accuracy"),
     (LOSS, '{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "'a/b'"),
     # arguments, samples, preparation, projections
-    (OPERATOR, "return 2 * z", "batch[0].mul_(2)\n        return 2 * z", "writes to its point or its batch"),
+    (OPERATOR, "return 2 * z", "z.mul_(2)\n        return z", "operator() changes z in place"),
     (OPERATOR, "2 * z", "torch.rand(()) * z", "a function returns other values"),
     (DRAWN, "stream.normal(size, 2)", RANDOM, DRAW),
     (DRAWN, "stream.normal(size, 2)", "stream.normal(size, 2) + len(stream.clients)", DRAW),
@@ -263,9 +264,9 @@ def test_one_wrong_entry_of_one_client(verdicts, entry, message):
 
 def test_errors_in_float32_alone(verdicts):
     lines = failures(verdicts(LOSS, '.to(x["w"])', ""))
-    scores = "scores do not depend on the other rows of a call, and metrics are numbers, "
-    assert any(f"{scores}float32: RuntimeError" in line for line in lines)
-    assert not any(f"FAILS        {scores}float64" in line for line in lines)
+    valid = "declarations, start, data and return values are valid, "
+    assert any(f"{valid}float32: " in line and "RuntimeError" in line for line in lines)
+    assert not any(f"FAILS        {valid}float64" in line for line in lines)
     assert any("(plugin.py, line " in line for line in lines)
 
 

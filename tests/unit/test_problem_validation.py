@@ -255,6 +255,83 @@ def test_augmentations():
     assert "analytic derivatives, which do not use it" in error
 
 
+def _in_place(self, x, y, batch):
+    y["v"].data.clamp_(-9, 9)  # no value changes
+    return batch[0].sum() * x["w"].sum() * y["v"].sum()
+
+
+def _replaces(self, x, batch):
+    x["w"] = 2 * x["w"]
+    return (batch[0] @ x["w"]).mean()
+
+
+@pytest.mark.parametrize(
+    "cls, changes, message",
+    [
+        (Both, dict(loss=_in_place), "loss() changes 'v' of y in place"),
+        (Plain, dict(loss=_replaces), "loss() assigns 'w' in the dictionary of the parameters of x"),
+        (Field, dict(operator=lambda self, z, batch: z.neg_() + batch[0].mean(1)), "operator() changes z in"),
+        (Chain, dict(outer=lambda self, u, batch: u.add_(0).sum()), "outer() changes u in place"),
+        (Both, dict(sets=Sets(y=lambda v: v.clamp_(0, 9))), "the set of y changes its argument in place"),
+        (Field, dict(phi=lambda self, v, weight: v.sub_(0)), "phi changes its argument in place"),
+    ],
+)
+def test_functions_that_write_to_the_point(cls, changes, message):
+    assert message in errors(cls, **changes)[0]
+
+
+def _at_size(size):
+    def loss(self, x, batch):
+        rows = batch[0].relu_() if len(batch[0]) == size else batch[0].relu()
+        return (rows @ x["w"]).square().mean()
+
+    return loss
+
+
+def _with_view(self, x, y, batch):
+    return batch[0].mean(1), batch[0][:, 0]
+
+
+def _with_constant(self, z, batch):
+    self.constant = getattr(self, "constant", torch.ones(2, 4).to(z))
+    return self.constant[: batch[0].shape[0]]
+
+
+@pytest.mark.parametrize(
+    "cls, changes, size, found",
+    [
+        (Plain, dict(loss=_at_size(3)), 3, {"loss"}),
+        (Plain, dict(loss=_at_size(3)), 2, set()),
+        (Plain, dict(loss=_at_size(5)), 0, {"loss"}),
+        (Plain, dict(augment=lambda self, batch, words: (batch[0].neg_(),)), 3, {"augment"}),
+        (Chain, dict(inner=lambda self, x, batch: batch[0].abs_().mean(0)[:2] * x["w"][:2]), 1, {"inner"}),
+        (Field, dict(operator=lambda self, z, batch: z + batch[0].neg_().mean(1)), 2, {"operator"}),
+        (Analytic, dict(gradients=_with_view), 2, {"gradients"}),
+        (Field, dict(operator=_with_constant), 2, {"operator"}),
+        (Both, {}, 2, set()),
+        (Analytic, {}, 2, set()),
+    ],
+)
+def test_functions_that_are_called_on_copies(cls, changes, size, found):
+    """A function gets copies if it writes to a batch of the run's size, or returns stored memory."""
+    problem = type(cls.__name__, (cls,), changes)()
+    check_problem(problem, batch_size=size)
+    assert problem.called_on_copies == found
+
+
+@pytest.mark.parametrize(
+    "predict, message",
+    [
+        (lambda self, x, rows: self.rows[rows].sub_(1) @ x["w"], "other scores when it is called again"),
+        (lambda self, x, rows: self.rows[rows] @ x["w"] + self.rows[rows].mean(), "rows 0 and 1 alone"),
+        (lambda self, x, rows: self.rows[rows] @ x["w"] * (1 if self.rows[rows].mean() > 0 else -1), "alone"),
+    ],
+)
+def test_scores_that_depend_on_other_calls_or_rows(predict, message):
+    rows = torch.from_numpy(generator(0, "rows").standard_normal((40, 4)))
+    assert message in errors(Plain, predict=predict, rows=rows, test_rows=40)[0]
+
+
 DRAWS = [
     (lambda self, stream, size: stream.normal(size), "a tuple of arrays, (array,) for one, got ndarray"),
     (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),

@@ -357,3 +357,39 @@ def test_clients_with_different_columns_are_refused():
 
     with pytest.raises(ContractError, match=r"Odd: client_data\(3\) has columns with rows of shape"):
         load_client_data(Odd(), np.arange(CLIENTS), torch.as_tensor)
+
+
+class Reused(Own):
+    """Returns one array for all samples, which it fills again for each call."""
+
+    kept = np.zeros(0)
+
+    def draw(self, stream, size):
+        values = stream.normal(size, WIDTH)
+        if self.kept.shape != values.shape:
+            self.kept = np.empty_like(values)
+        self.kept[...] = values
+        return (self.kept,)
+
+
+def test_arrays_that_a_problem_fills_again_are_copied():
+    own, reused = (sampler_of(made) for made in (Own(), Reused()))
+    first = [made.samples(0, slice(0, 2), round=3)[0].batch[0] for made in (own, reused)]
+    for made in (own, reused):
+        made.samples(0, slice(0, 2), round=4)
+    assert torch.equal(*first)
+
+
+def test_noise_that_is_filled_again_is_copied():
+    kept = np.zeros((CLIENTS, 1, WIDTH))
+
+    def noise(stream, size):
+        values = stream.normal(size)
+        kept[: len(values)] = values
+        return kept[: len(values)]
+
+    made = sampler_of(noise=noise)
+    first = made.samples(0, slice(0, CLIENTS), round=3)[0].noise
+    before = first.clone()
+    made.samples(0, slice(0, CLIENTS), round=4)
+    assert torch.equal(first, before)

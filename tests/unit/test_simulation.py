@@ -1,14 +1,17 @@
 """Simulations from Python, the interval between evaluations, and blocks with one copy per client."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from games import DX, Game, configuration, started
 
 import mpifed
-from mpifed.algorithms import FLRA, LESGD, FedAvg, LocalSGDA
+from mpifed import Blocks, Minimax, generator
+from mpifed.algorithms import FGDA, FLRA, LESGD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.settings import ExecutionOptions
@@ -116,3 +119,61 @@ def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart(
     assert not torch.equal(resumed.point(), point)
     resumed.restore(2, 0, [])
     assert torch.equal(resumed.point(), point) and resumed.round == 2
+
+
+@dataclass
+class Shifted(Minimax):
+    """Regression with a shift of the targets; ``in_place`` is the function that writes in place."""
+
+    clients: int = 4
+    in_place: str = ""
+    test_rows = 6
+
+    def variables(self):
+        return Blocks(x={"w": (3,)}, y={"shift": (1,)})
+
+    def client_data(self, client):
+        rows = generator(0, "rows", client).standard_normal((20, 4))
+        return torch.from_numpy(rows[:, :3]), torch.from_numpy(rows[:, 3])
+
+    def loss(self, x, y, batch):
+        inputs, targets = batch
+        targets = targets.mul_(2).sub_(1) if self.in_place == "loss" else 2 * targets - 1
+        return ((inputs @ x["w"] - targets - y["shift"]) ** 2).mean() - 2 * (y["shift"] ** 2).sum()
+
+    def predict(self, x, y, rows):
+        w = x["w"].add_(1) if self.in_place == "predict" else x["w"] + 1
+        return self.client_data(0)[0][rows].to(w) @ w
+
+    def metrics(self, x, y, predictions):
+        norm = y["shift"].add_(1) if self.in_place == "metrics" else y["shift"] + 1
+        return {"norm": float(norm), "first": float(predictions.sub_(1)[0])}
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("batch_size", [0, 5])
+@pytest.mark.parametrize("method", [METHOD, FGDA(q=2, gamma=0.05, lam=0.1, alpha=0.5, beta=0.5)])
+def test_a_loss_that_writes_to_its_batch_gets_copies(method, batch_size, group):
+    """Full batches are used in every step, and FGDA evaluates each sample at two points."""
+    points, measures = [], []
+    for in_place in ("", "loss"):
+        run = DOUBLE | {"group": group}
+        settings = dict(oracle={"batch_size": batch_size}, run=run, measures={"of": ["stationarity"]})
+        simulation = mpifed.Simulation(Shifted(in_place=in_place), method, **settings)
+        simulation.start()
+        simulation.step()
+        measures.append(simulation.evaluate(simulation.output))
+        simulation.step()
+        points.append(simulation.point())
+    assert torch.equal(*points) and measures[0] == measures[1]
+
+
+@pytest.mark.parametrize("name, parameter", [("predict", "w"), ("metrics", "shift")])
+def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
+    problem = Shifted()
+    simulation = mpifed.Simulation(problem, METHOD, run=DOUBLE)
+    simulation.start()
+    problem.in_place, before = name, simulation.point()
+    with pytest.raises(CollectiveError, match=f"Shifted.{name} changes the parameter '{parameter}' in place"):
+        simulation.evaluate(simulation.shared)
+    assert torch.equal(simulation.point(), before)

@@ -266,3 +266,10 @@ def test_a_function_passed_in_python_is_named():
     name = config.table()["problem"]["dataset"]["name"]
     assert name.endswith(":returning.<locals>.load")
     assert config.table()["plugins"]["problem.dataset"]["name"] == name
+
+
+def test_samples_are_copied_from_arrays_that_the_function_keeps():
+    samples = SAMPLES.astype(np.float32)
+    data = read({"train": (samples, LABELS), "test": (torch.from_numpy(samples), LABELS)})
+    samples += 1
+    assert torch.equal(data.train, torch.from_numpy(SAMPLES).float()) and torch.equal(data.test, data.train)

@@ -1,5 +1,6 @@
 """User-defined nn.Modules as networks of problems: values, unsupported modules, and resumption."""
 
+import contextlib
 import copy
 import threading
 
@@ -14,6 +15,7 @@ import mpifed
 from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.core import autodiff
+from mpifed.core.sample_words import DropoutMode, SampleWords
 from mpifed.core.streams import generator
 from mpifed.data import DATASETS, Images
 from mpifed.models import LeNet5
@@ -186,6 +188,23 @@ class Overwrites(Net):
         return self.last(h)
 
 
+class Branching(Net):
+    """A network with another sign of the outputs if a function of the samples is true."""
+
+    def __init__(self, chooses):
+        super().__init__()
+        self.chooses = chooses
+
+    def forward(self, images):
+        return super().forward(images) * (-1 if self.chooses(images) else 1)
+
+
+def renormed(layer):
+    """Limit the norm of a layer's weights, as networks for signals do in ``forward``."""
+    layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.01)
+    return layer.weight
+
+
 def with_attribute(**values):
     return lambda net: vars(net).update(values)
 
@@ -215,6 +234,17 @@ REFUSED = [
      "draws random numbers in forward (aten.randn_like"),
     (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)), "test_user_networks.py"),
     (lambda: Odd(with_buffer(lambda: torch.zeros(1)), writes), "writes to its buffer 'seen' in forward"),
+    (lambda: Odd(forward=lambda net, value: value * net.last.weight.data.clamp_(-9, 9).sum()),
+     "changes its parameter 'last.weight' in forward"),
+    (lambda: Odd(forward=lambda net, value: value + renormed(net.last).sum()), "changes its parameter 'last"),
+    (lambda: Odd(lambda net: net.register_forward_pre_hook(lambda net, _: (renormed(net.last), None)[1])),
+     "changes its parameter 'last.weight'"),
+    (lambda: Odd(with_buffer(lambda: torch.zeros(1)), lambda net, value: value + net.seen.mul_(1)),
+     "writes to its buffer 'seen' in forward"),
+    (lambda: Branching(lambda rows: rows.mean() > 0), "a branch must not depend on statistics of the batch"),
+    (lambda: Branching(lambda rows: rows.std() > 2), "couples the samples of a batch"),
+    (lambda: Branching(lambda rows: rows.max() > 5), "couples the samples of a batch"),
+    (lambda: Branching(lambda rows: (rows < 0).any()), "couples the samples of a batch"),
     (lambda: Odd(forward=lambda net, value: 2 * value if net.training else value),
      "without dropout: expected the same"),
     (lambda: Odd(forward=lambda net, value: (value, value)),
@@ -415,6 +445,50 @@ def test_a_metric_that_is_nan_is_reported_once(split, row, capsys):
         simulation.evaluate(simulation.output)
     text = capsys.readouterr().err
     assert text.count("nan after round 0 in ") == 1 and row in text and "at the starting point" in text
+
+
+class First(nn.Module):
+    """A network whose first function may write to the samples in place."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.last = first, nn.Linear(65, 1)
+
+    def forward(self, images):
+        rows = images.flatten(1)
+        return self.last(torch.cat([rows.sum(1, keepdim=True), self.first(self, rows)], 1))
+
+
+IN_PLACE = {
+    "relu": lambda net, rows: nn.functional.relu(rows, inplace=True),
+    "method": lambda net, rows: rows.sub_(0.5),
+    "operator": lambda net, rows: rows.__imul__(2),
+    "item": lambda net, rows: rows.masked_fill_(rows > 0.5, 0.0),
+    "dropout": lambda net, rows: nn.functional.dropout(rows, 0.5, net.training, inplace=True),
+    "evaluation": lambda net, rows: rows.add_(0) if not net.training else rows,
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_samples_stay_the_same_if_a_network_writes_to_them(name):
+    """Also samples on which the values would not change: the second call of a network gets the same."""
+    problem = prepared(First(IN_PLACE[name]))
+    x, samples = problem.model.initial(problem.network, generator(0, "x")), problem.client_data(0)[0].double()
+    words, before = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64)), samples.clone()
+    for training in (False, True):
+        with DropoutMode(words) if training else contextlib.nullcontext():
+            problem.model(x, samples)
+            torch.func.vmap(lambda rows: problem.model(x, rows))(samples[None])
+        assert torch.equal(samples, before)
+
+
+def test_networks_that_do_not_write_to_samples_get_no_copies():
+    seen = []
+    problem = prepared(First(lambda net, rows: seen.append(rows.data_ptr()) or rows))
+    x, samples = problem.model.initial(problem.network, generator(0, "x")), torch.rand(2, 1, 8, 8)
+    problem.model(x, samples.double().clone())
+    problem.model({name: value.float() for name, value in x.items()}, samples)
+    assert seen[-1] == samples.data_ptr()
 
 
 def test_parameter_name_of_the_problem_is_refused():
