@@ -39,6 +39,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
+from mpifed.base.paths import expand_home
 from mpifed.base.settings import suggest
 
 __all__ = [
@@ -145,7 +146,7 @@ def load_file(path: str) -> ModuleType:
         ConfigError: the file does not exist or raises an error.
     """
     try:
-        file = Path(path).resolve()
+        file = Path(expand_home(path)).resolve()
         found = file.is_file()
     except (OSError, ValueError):  # the name is too long or contains characters that no name may contain
         found = False

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.paths import expect_output_folder
 from mpifed.base.plugins import short_names
 from mpifed.config.job import Config
 from mpifed.config.tables import read_job, set_key
@@ -141,8 +142,8 @@ def _run_table(table: dict, settings: dict, name: str) -> dict:
     copied = copy.deepcopy(table)
     run = copied.setdefault("run", {})
     out = run.get("out", "runs/sweep") if isinstance(run, dict) else None
-    if isinstance(out, str) and out.strip():  # other values are refused by Config
-        run["out"] = str(Path(out, name))
+    if isinstance(out, str) and out.strip() and "\0" not in out:  # other values are refused by Config
+        run["out"] = str(Path(expect_output_folder(out), name))
     with _errors_of(name):
         for key, value in settings.items():
             set_key(copied, key, value)
