@@ -267,5 +267,11 @@ def _two_ranks() -> str:
 
 def _output(*words: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, **options
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=LIMIT,
+        **options,
     )

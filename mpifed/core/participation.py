@@ -419,6 +419,8 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
     """
     path = Path(file)
     try:
+        if path.exists() and not path.is_file():  # reading a device or a pipe might never end
+            raise ValueError
         content = path.read_bytes()
         lines = content.decode("utf-8-sig").splitlines()
     except OSError as error:

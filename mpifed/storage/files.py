@@ -77,7 +77,7 @@ def register(folder: Path, patterns: Iterable[str]) -> None:
     if new:
         refuse_foreign([folder / MARKER] if not known else [])
         with replacing(folder / MARKER) as temporary:
-            temporary.write_text("\n".join([_TITLE, *known, *new, ""]))
+            temporary.write_text("\n".join([_TITLE, *known, *new, ""]), encoding="utf-8")
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
