@@ -25,6 +25,11 @@ _CHUNK = 2**20
 #: Names, in lower case, of files and folders that systems add to a folder, in addition to names with a
 #: leading dot.
 _SYSTEM = ("__macosx", "thumbs.db", "desktop.ini")
+#: Folders in the root folder that contain no data.
+_NO_DATA = ("dev", "proc", "sys")
+#: Size of a file that is always read, and the maximum ratio of a larger file's size to its space on the disk,
+#: which is large on file systems that compress.
+_SPARSE_BYTES, _SPARSE_RATIO = 2**30, 100
 #: Path, inode, size, mtime and ctime of each hashed file. Unlike mtime, programs cannot set the ctime.
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -113,10 +118,24 @@ def digest_of_path(path_text: str) -> str | None:
     """
     path = Path(path_text)
     try:
+        if not _has_data(path.resolve()):
+            return None
         files = [path / name for name in listing(path)[0]] if path.is_dir() else [path]
         return _digest(path_text, tuple(map(_file_state, files)))
     except (OSError, EOFError, ValueError, lzma.LZMAError):  # missing, damaged, or not a path
         return None
+
+
+def _has_data(path: Path) -> bool:
+    """Whether a resolved path is a file or a folder of data.
+
+    Paths that the files of a run contain may be anything: reading a device or a pipe, a sparse file whose
+    size is fictitious, or a whole file system would take for ever.
+    """
+    if path.is_dir():
+        return path != path.parent and path.parts[1] not in _NO_DATA
+    stored = path.stat().st_blocks * 512
+    return path.is_file() and path.stat().st_size <= max(_SPARSE_BYTES, _SPARSE_RATIO * stored)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -16,7 +16,7 @@ from types import TracebackType
 
 __all__ = [
     "LINE", "LOG", "PHASES", "escape_mathtext", "info", "print_error", "print_traceback", "progress_bar",
-    "escape_control", "warning", "wrap_on_terminal",
+    "escape_cell", "escape_control", "warning", "wrap_on_terminal",
 ]  # fmt: skip
 
 LOG = logging.getLogger("mpifed")
@@ -40,6 +40,8 @@ _CONTROL = {
     for code in range(start, stop)
     if chr(code) not in "\n\t"
 }
+#: Characters with which a formula of a spreadsheet begins.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _CONTROL_AND_BREAKS = _CONTROL | {ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
@@ -57,6 +59,21 @@ def escape_control(text: str, line: bool = False) -> str:
 def escape_mathtext(text: str) -> str:
     """Escape dollar signs, which delimit formulas in matplotlib, and control characters."""
     return escape_control(text, line=True).replace("$", r"\$")
+
+
+def escape_cell(value: object) -> object:
+    """Return the value of a cell of a CSV file, without control characters in a text.
+
+    A text that a spreadsheet would execute as a formula begins with an apostrophe. Numbers are unchanged.
+    """
+    if not isinstance(value, str):
+        return value
+    text = escape_control(value, line=True)
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+    return text
 
 
 def wrap_on_terminal(text: str) -> str:

@@ -39,6 +39,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
+from mpifed.base.paths import expand_home
 from mpifed.base.settings import suggest
 
 __all__ = [
@@ -49,6 +50,8 @@ __all__ = [
 
 #: Name of a module loaded from a file → digest of the source that was executed.
 _loaded: dict[str, str] = {}
+#: Maximum size of a source file in bytes.
+MAX_SOURCE = 2**26
 #: Folders of these files.
 _folders: set[Path] = set()
 #: "" if user code may be loaded, otherwise the end of the error message.
@@ -145,7 +148,7 @@ def load_file(path: str) -> ModuleType:
         ConfigError: the file does not exist or raises an error.
     """
     try:
-        file = Path(path).resolve()
+        file = Path(expand_home(path)).resolve()
         found = file.is_file()
     except (OSError, ValueError):  # the name is too long or contains characters that no name may contain
         found = False
@@ -268,8 +271,10 @@ def digest_on_disk(place: str) -> str:
 
 def _digest_of_file(file: str) -> str:
     try:
-        return _digest(Path(file).read_bytes())
-    except OSError:
+        path = Path(file)  # of a stranger's run: not a device, a pipe or a sparse file
+        is_source = path.is_file() and path.stat().st_size <= MAX_SOURCE
+        return _digest(path.read_bytes()) if is_source else ""
+    except (OSError, ValueError):
         return ""
 
 
@@ -374,15 +379,15 @@ class UserObject:
         if fingerprint is None:
             return None
         defined = type(value)
-        digest = _digest(f"{digest_of(defined.__module__)}\n{fingerprint}".encode())
-        name = f"{origin_of(sys.modules[defined.__module__])}:{defined.__qualname__}"
+        digest = _digest(f"{_place_of(defined)[1]}\n{fingerprint}".encode())
+        name = f"{_place_of(defined)[0]}:{defined.__qualname__}"
         return cls(f"{name} (an instance, {digest[:12]})", digest, {}, value)
 
     @classmethod
     def _from_function(cls, function: Any) -> UserObject:
         """Return a function that was passed in Python, which has a name in its module."""
-        module = sys.modules[function.__module__]
-        return cls(f"{origin_of(module)}:{function.__qualname__}", digest_of(module.__name__), {}, function)
+        place, digest = _place_of(function)
+        return cls(f"{place}:{function.__qualname__}", digest, {}, function)
 
     @property
     def is_instance(self) -> bool:
@@ -423,9 +428,22 @@ def plugin_of(cls: type) -> Plugin | None:
     """Return the identity of a user-defined class; ``None`` for a method or a problem of the package."""
     if cls.__module__.startswith(("mpifed.algorithms.", "mpifed.problems.")):
         return None
-    module = sys.modules.get(cls.__module__)
-    place = origin_of(module) if module else cls.__module__
-    return Plugin(f"{place}:{cls.__qualname__}", digest_of(cls.__module__))
+    place, digest = _place_of(cls)
+    return Plugin(f"{place}:{cls.__qualname__}", digest)
+
+
+def _place_of(defined: Any) -> tuple[str, str]:
+    """Return the module or the file of a class or function, and the SHA-256 of its source, "" without a file.
+
+    A module that was loaded by ``runpy`` or ``importlib`` need not be in ``sys.modules``; its file is then
+    that of the code.
+    """
+    name = defined.__module__
+    if name in sys.modules:
+        return origin_of(sys.modules[name]), digest_of(name)
+    functions = (part for part in (defined, *vars(defined).values()) if inspect.isfunction(part))
+    file = next((part.__code__.co_filename for part in functions), "")
+    return (str(Path(file).resolve()), _digest_of_file(file)) if Path(file).is_file() else (name, "")
 
 
 def plugins_of(section: str, instance) -> dict[str, Plugin]:

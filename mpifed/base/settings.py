@@ -15,6 +15,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import typing
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
@@ -30,12 +31,13 @@ from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, user_frames
+from mpifed.base.paths import expand_home, expect_output_folder
 
 __all__ = [
-    "Options", "Preset", "Section", "Strict", "as_table", "build", "choice", "declared", "default_of",
-    "explain", "explain_record", "folder_name", "flatten", "hyperparameters", "is_number", "join_names",
-    "json_schema", "places_of", "preset_of", "problem_settings", "sections_of", "settings_of", "suggest",
-    "title",
+    "FolderPath", "Options", "OutputFolder", "Preset", "Section", "Strict", "UserPath", "as_table", "build",
+    "choice", "declared", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
+    "is_number", "join_names", "json_schema", "places_of", "preset_of", "problem_settings", "sections_of",
+    "settings_of", "suggest", "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -405,13 +407,24 @@ def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, 
     return "\n".join(filter(None, [join_lines(unknown, sentence), explain(rest, "")]))
 
 
-def folder_name(text: str) -> str:
-    """Validate the name of a folder."""
+def _as_text(value: Any) -> Any:
+    return expand_home(value) if isinstance(value, str | os.PathLike) else value
+
+
+def _folder(text: str) -> str:
     if not text.strip():
         raise ValueError(f"expected the name of a folder, got {short_repr(text)}: is a shell variable unset?")
     if "\0" in text:
         raise ValueError(f"expected the name of a folder without NUL characters, got {short_repr(text)}")
     return text
+
+
+#: Annotation of a setting that is a path: a text or a ``pathlib.Path``. Its value is a text.
+UserPath = Annotated[str, BeforeValidator(_as_text)]
+#: Annotation of a setting that is the path of a folder.
+FolderPath = Annotated[UserPath, AfterValidator(_folder)]
+#: Annotation of a setting that is the path of a folder to write to.
+OutputFolder = Annotated[FolderPath, AfterValidator(expect_output_folder)]
 
 
 def explain(errors: list, what: str, known: Iterable[str] = ()) -> str:

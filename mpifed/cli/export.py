@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mpifed.base.errors import ConfigError
+from mpifed.cli.options import HomePath
 from mpifed.cli.output import echo
 from mpifed.storage.files import RUN_FILE, checkpoints, expect_writable, is_weights, round_of, writing
 
@@ -25,11 +26,11 @@ __all__ = ["export"]
 
 
 @click.command()
-@click.argument("run", type=click.Path())
+@click.argument("run", type=HomePath())
 @click.option(
     "--to",
     required=True,
-    type=click.Path(dir_okay=False),
+    type=HomePath(dir_okay=False),
     metavar="FILE.safetensors",
     help="Path of the file.",
 )

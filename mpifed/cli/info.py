@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from mpifed.cli.options import allow_code_option, complete_name
+from mpifed.base.paths import expand_home
+from mpifed.cli.options import HomePath, allow_code_option, complete_name
 from mpifed.cli.output import echo
 from mpifed.storage.files import expect_writable, is_figure
 
@@ -35,7 +36,7 @@ def list_(word, as_json):
 @click.argument("name", shell_complete=complete_name)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--out", type=click.Path(), help="For a job file: path of the figure.  [default: JOB.clients.png]"
+    "--out", type=HomePath(), help="For a job file: path of the figure.  [default: JOB.clients.png]"
 )
 @click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
 @allow_code_option(lambda settings: settings["name"].endswith(".toml"))
@@ -67,6 +68,7 @@ def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
     from mpifed.report.client_samples import show_class_counts
     from mpifed.simulation.state import expect_constants
 
+    job = expand_home(job)
     figure = Path(out) if out else Path(job).with_suffix(".clients.png")
     expect_writable(figure, is_figure)
     config = Config.load(job, overrides)

@@ -17,9 +17,10 @@ import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import escape_control
+from mpifed.base.paths import expand_home
 from mpifed.base.units import TIME, convert
 from mpifed.cli.batch_script import Batch, parse_time_limit, split_sbatch_line
-from mpifed.cli.options import JobCommand, allow_code_option
+from mpifed.cli.options import HomePath, JobCommand, allow_code_option
 from mpifed.cli.output import echo
 from mpifed.storage.slurm_array import HEAD, SCRIPT
 
@@ -112,6 +113,8 @@ def _sbatch_options(command):
     """Add options that are passed to sbatch unchanged."""
 
     def words(ctx, parameter, value):
+        if value and parameter.name == "output":
+            value = expand_home(value)
         return value and _parse_extra(ctx, parameter, [shlex.quote(f"{parameter.opts[0]}={value}")])[0]
 
     for name, text in reversed(_SBATCH.items()):
@@ -135,7 +138,7 @@ def _validate_setup(ctx, parameter, value):
 
 
 @click.command(cls=_ArgumentRecorder)
-@click.argument("job", type=click.Path())
+@click.argument("job", type=HomePath())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @_size_option("--nodes", "Nodes per run.")
 @_size_option("--ranks-per-node", "MPI ranks on each node.")
@@ -201,7 +204,7 @@ def _validate_setup(ctx, parameter, value):
 @click.option(
     "--script",
     "path",
-    type=click.Path(dir_okay=False),
+    type=HomePath(dir_okay=False),
     help="Path of the script.  [default: job.sbatch in run.out]",
 )
 @click.option("--no-submit", is_flag=True, help="Write the script without submitting it.")

@@ -41,6 +41,8 @@ _mpifed_set_start() {
     export SLURM_MPI_TYPE=none  # the daemons of mpirun are not ranks, and MPICH's fail if Slurm treats them as ranks
     # By default, Open MPI binds all threads of a rank to one core
     export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
+    # Open MPI's mpirun otherwise refuses to start as root, e.g. in a container
+    [ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   else
     unset SLURM_MPI_TYPE
     # If a rank fails, the others are ended; srun does not inherit --cpus-per-task from sbatch

@@ -9,6 +9,7 @@ ended all, or ``check`` or ``selftest`` found an error.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import signal
@@ -310,6 +311,9 @@ def main() -> None:
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
         warnings.showwarning = _warning_printer()
+    for stream in (sys.stdout, sys.stderr):  # in ASCII, ‖∇Φ‖ is printed as an escape sequence
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.excepthook = print_traceback
     with quiet_broken_pipe(abort_all):
         settings = {"traceback": False}

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from mpifed.base.errors import ConfigError
+from mpifed.cli.options import HomePath
 from mpifed.cli.output import echo
 
 __all__ = ["job_text", "new"]
@@ -83,7 +84,7 @@ def problem(name):
 
 
 @new.command()
-@click.argument("name", default="job")
+@click.argument("name", type=HomePath(), default="job")
 @click.option("--method", help="A name or ./file.py:Class.  [default: a method that solves the problem]")
 @click.option("--problem", help="A name or ./file.py:Class.  [default: a problem that the method solves]")
 def job(name, method, problem):

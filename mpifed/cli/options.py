@@ -11,13 +11,22 @@ from typing import Any
 import click
 
 from mpifed.base.log import LOG, PHASES
+from mpifed.base.paths import expand_home
 
 __all__ = [
-    "JobCommand", "complete_name", "complete_setting", "allow_code_option", "job_argument", "is_quiet",
-    "part_option", "report_option", "verbosity",
+    "HomePath", "JobCommand", "allow_code_option", "complete_name", "complete_setting", "is_quiet",
+    "job_argument", "part_option", "report_option", "verbosity",
 ]  # fmt: skip
 
 _REMEDY = "read the code, then add --allow-code"
+
+
+class HomePath(click.Path):
+    """A path in which a leading ``~`` is the home folder, also where the shell leaves it, as in --out=~/x."""
+
+    def convert(self, value, param, ctx):
+        """Return the path as a text."""
+        return super().convert(expand_home(value), param, ctx)
 
 
 class JobCommand(click.Command):
@@ -90,7 +99,7 @@ def job_argument(name: str) -> Callable:
         changes = click.argument(
             "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_setting
         )
-        return click.argument(name, type=click.Path())(changes(command))
+        return click.argument(name, type=HomePath())(changes(command))
 
     return decorate
 

@@ -28,7 +28,8 @@ EXIT_BROKEN_PIPE = 141
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a text with control characters escaped, to standard error if ``err``."""
     line = escape_control(str(text))
-    click.echo(wrap_on_terminal(line) if err else line, err=err, nl=nl)
+    # With a file, because click would print UTF-8 where the encoding of the terminal is ASCII.
+    click.echo(wrap_on_terminal(line) if err else line, sys.stderr if err else sys.stdout, nl)
 
 
 def console():
@@ -65,7 +66,9 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], pa
     with screen.capture() as captured:
         screen.print(table)
     text = captured.get()
-    click.echo_via_pager(text) if text.count("\n") >= screen.height else click.echo(text, nl=False)
+    click.echo_via_pager(text) if text.count("\n") >= screen.height else click.echo(
+        text, sys.stdout, nl=False
+    )
 
 
 class BrokenOutput(Exception):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from mpifed.cli.errors import describe
+from mpifed.cli.options import HomePath
 from mpifed.cli.output import echo
 
 __all__ = ["report"]
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
-@click.option("--out", default="report", help="Folder of the page, figures and tables.")
+@click.argument("places", nargs=-1, required=True, type=HomePath(), metavar="FOLDER...")
+@click.option("--out", type=HomePath(), default="report", help="Folder of the page, figures and tables.")
 @click.option("--metric", help="Metric that selects the best settings.  [default: the first metric]")
 @click.option(
     "--best",
@@ -30,7 +31,7 @@ __all__ = ["report"]
 )
 @click.option(
     "--figure",
-    type=click.Path(dir_okay=False),
+    type=HomePath(dir_okay=False),
     metavar="FILE",
     help="Write a figure for a paper: .pdf, .svg or .eps.",
 )
@@ -40,13 +41,13 @@ __all__ = ["report"]
 @click.option(
     "--x", help="Horizontal axes of the figure, one panel each, e.g. rounds,bytes.  [default: rounds]"
 )
-@click.option("--latex", type=click.Path(dir_okay=False), metavar="FILE", help="Write a LaTeX table.")
+@click.option("--latex", type=HomePath(dir_okay=False), metavar="FILE", help="Write a LaTeX table.")
 @click.option(
     "--metrics", help="Metrics in figure and LaTeX table, e.g. error,auc.  [default: the selecting metric]"
 )
 @click.option(
     "--labels",
-    type=click.Path(dir_okay=False),
+    type=HomePath(dir_okay=False),
     metavar="FILE",
     help="TOML file of labels in figure and LaTeX table.",
 )

@@ -22,7 +22,7 @@ from mpifed.cli.output import echo
 from mpifed.parallel.comm import NO_LIBRARY, CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import world
 
-__all__ = ["run_checks", "selftest"]
+__all__ = ["as_root", "run_checks", "selftest"]
 
 #: Time limit in seconds of a launcher that is started here.
 LIMIT = 120
@@ -54,6 +54,12 @@ def selftest():
     mpirun -n 4 mpifed selftest
     """
     sys.exit(0 if run_checks(world()) else 1)
+
+
+def as_root() -> dict[str, str]:
+    """Return the variables without which Open MPI's mpirun refuses to start; {} for other users than root."""
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    return dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
 
 
 def run_checks(comm: SerialComm) -> bool:
@@ -105,8 +111,13 @@ class _Checks:
     def _check_launch(self) -> None:
         if not self.check("MPI library", _library, ""):
             return
-        if self.check("launcher", _launcher, "put the mpirun of mpi4py's MPI library first on PATH"):
-            self.check("two ranks", _two_ranks, "try another launcher: srun -n 2 mpifed selftest")
+        if not self.check("launcher", _launcher, "put the mpirun of mpi4py's MPI library first on PATH"):
+            return
+        starts = self.check("two ranks", _two_ranks, "try another launcher: srun -n 2 mpifed selftest")
+        missing = sorted(as_root().keys() - os.environ)
+        if starts and missing and _family(_library()) == "Open MPI":
+            change = " ".join(f"{name}=1" for name in missing)
+            self._print(f"note    as root, Open MPI's mpirun starts only after: export {change}")
 
     def _files(self) -> str:
         """Create a folder, and write and read the files of a run."""
@@ -259,7 +270,7 @@ def _family(version: str) -> str:
 def _two_ranks() -> str:
     """Run this command on two ranks."""
     command = "mpirun", "-n", "2", sys.executable, "-m", "mpifed", "selftest"
-    done = _output(*command, env=os.environ | OVERSUBSCRIBE)
+    done = _output(*command, env=os.environ | OVERSUBSCRIBE | as_root())
     for line in done.stdout.splitlines():
         echo(f"    {line}")
     if done.returncode:
@@ -269,5 +280,11 @@ def _two_ranks() -> str:
 
 def _output(*words: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, **options
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=LIMIT,
+        **options,
     )

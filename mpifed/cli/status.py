@@ -20,6 +20,7 @@ import click
 
 from mpifed.base.errors import format_ranges
 from mpifed.base.log import escape_control
+from mpifed.cli.options import HomePath
 from mpifed.cli.output import echo
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ TIME_COLUMNS = ("written", "rounds/s", "left")
 
 
 @click.command()
-@click.argument("places", nargs=-1, type=click.Path(), metavar="[FOLDER|JOB.toml]...")
+@click.argument("places", nargs=-1, type=HomePath(), metavar="[FOLDER|JOB.toml]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--trials", is_flag=True, help="List each run of the searches of `mpifed tune`.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Repeat until all runs have ended.")

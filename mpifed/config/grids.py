@@ -28,6 +28,7 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.paths import expect_output_folder
 from mpifed.base.plugins import short_names
 from mpifed.config.job import Config
 from mpifed.config.tables import read_job, set_key
@@ -141,8 +143,8 @@ def _run_table(table: dict, settings: dict, name: str) -> dict:
     copied = copy.deepcopy(table)
     run = copied.setdefault("run", {})
     out = run.get("out", "runs/sweep") if isinstance(run, dict) else None
-    if isinstance(out, str) and out.strip():  # other values are refused by Config
-        run["out"] = str(Path(out, name))
+    if isinstance(out, str) and out.strip() and "\0" not in out:  # other values are refused by Config
+        run["out"] = str(Path(expect_output_folder(out), name))
     with _errors_of(name):
         for key, value in settings.items():
             set_key(copied, key, value)
@@ -183,10 +185,24 @@ def folder_names(combinations: list[dict]) -> list[str]:
     keys = dict.fromkeys(key for settings in combinations for key in settings)
     for chosen in ([key for key in keys if _differs(key, combinations)], list(keys)):
         short = {key: _short(key, chosen) for key in chosen}
-        names = [_name({short[key]: table[key] for key in chosen if key in table}) for table in combinations]
+        tables = [{short[key]: table[key] for key in chosen if key in table} for table in combinations]
+        names = _distinct(tables)
         if len(names) == 1 or not (first_duplicate(names) or "" in names):
             break
     return [name or "run" for name in names]
+
+
+def _distinct(tables: list[dict]) -> list[str]:
+    """Return a name for each table. Names that differ in other characters than letters, digits and some
+    punctuation, or in upper and lower case only, end in a digest, so that different tables have different
+    names on every file system."""
+    names = [_name(table) for table in tables]
+    folded = [unicodedata.normalize("NFC", name.casefold()) for name in names]
+    counts = Counter(folded)
+    return [
+        _with_digest(name, table) if counts[key] > 1 else name
+        for name, key, table in zip(names, folded, tables)
+    ]
 
 
 def _differs(key: str, combinations: list[dict]) -> bool:
@@ -200,8 +216,13 @@ def _differs(key: str, combinations: list[dict]) -> bool:
 
 
 def settings_name(settings: dict) -> str:
-    """Return a name for one flat table that contains all of its settings."""
-    return _name({_short(key, list(settings)): value for key, value in settings.items()}) or "run"
+    """Return a name for one flat table that contains all of its settings, different for different values.
+
+    The name ends in a digest if it lacks characters of the values.
+    """
+    table = {_short(key, list(settings)): value for key, value in settings.items()}
+    name = _name(table) or "run"
+    return name if name == _joined(table) else _with_digest(name, table)
 
 
 def first_duplicate(names: list[str]) -> str:
@@ -241,9 +262,18 @@ def _short(key: str, keys: list[str]) -> str:
 
 def _name(settings: dict) -> str:
     """Return a name in characters that every file system admits."""
-    parts = [str(value) if key == "name" else f"{key}={value}" for key, value in settings.items()]
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
-    if len(name) > MAX_CHARACTERS or len(name.encode()) > MAX_BYTES:
-        start = name[: MAX_CHARACTERS - 9].encode()[: MAX_BYTES - 9].decode(errors="ignore")
-        name = f"{start}-{_digest(_text(settings))}"
-    return name
+    name = re.sub(r"[^\w.,=+-]+", "_", _joined(settings))
+    too_long = len(name) > MAX_CHARACTERS or len(name.encode()) > MAX_BYTES
+    return _with_digest(name, settings) if too_long or name in (".", "..") else name
+
+
+def _joined(settings: dict) -> str:
+    return ",".join(str(value) if key == "name" else f"{key}={value}" for key, value in settings.items())
+
+
+def _with_digest(name: str, settings: dict) -> str:
+    """Append a digest of the settings to a name that has none, and cut the name to its maximum length."""
+    end = f"-{_digest(_text(settings))}"
+    if name.endswith(end):
+        return name
+    return name[: MAX_CHARACTERS - 9].encode()[: MAX_BYTES - 9].decode(errors="ignore") + end

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, model_validator
 
 from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.paths import expand_home
 from mpifed.base.plugins import Plugin, plugins_of
 from mpifed.base.settings import Section, as_table, sections_of
 from mpifed.base.units import Seconds
@@ -215,4 +216,4 @@ def summarise(table: dict[str, Any]) -> JobSummary:
     if not isinstance(out, str) or not out.strip():
         raise ConfigError(f"run.out: expected the name of a folder, got {short_repr(out)}")
     names = [_named(table, section)["name"].rpartition(":")[2] for section in ("algorithm", "problem")]
-    return JobSummary(out, *names, rounds if isinstance(rounds, int) else None)
+    return JobSummary(expand_home(out), *names, rounds if isinstance(rounds, int) else None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.paths import expand_home
 from mpifed.base.settings import is_number, suggest
 
 if sys.version_info >= (3, 11):
@@ -42,9 +43,10 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read.
     """
-    name = truncate(str(path))
+    path = expand_home(path)
+    name = truncate(path)
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             source = file.read(MAX_BYTES + 1)
         text = source.decode("utf-8-sig")
     except OSError as error:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mpifed.base.data_files import digest
 from mpifed.base.errors import short_repr
-from mpifed.base.settings import Section, choice, hyperparameters, suggest
+from mpifed.base.settings import Section, UserPath, choice, hyperparameters, suggest
 from mpifed.core.problem import DataFile
 from mpifed.core.streams import Stream
 
@@ -301,7 +301,7 @@ class Markov(_AvailabilityModel):
 class Trace(_AvailabilityModel):
     """A file lists the available clients of each round, or of each cohort."""
 
-    file: str = Field(
+    file: UserPath = Field(
         description="CSV file with the columns round (from 1) and client (from 0), or round, cohort (from 0) "
         "and client; rounds and cohorts that it omits have no available clients"
     )
@@ -419,6 +419,8 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
     """
     path = Path(file)
     try:
+        if path.exists() and not path.is_file():  # reading a device or a pipe might never end
+            raise ValueError
         content = path.read_bytes()
         lines = content.decode("utf-8-sig").splitlines()
     except OSError as error:

@@ -15,12 +15,16 @@ per client; :func:`generator` returns one for numbers that are drawn once (parti
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
-__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "philox"]
+__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "philox", "seeded_globals"]
 
 #: Peak memory per uniform or normal number during a draw, in bytes.
 BYTES_PER_DRAW = 40
@@ -129,3 +133,22 @@ class Stream:
     def permutation(self, n: int) -> np.ndarray:
         """Return a random permutation of ``range(n)`` per client and sample, int64 ``[C, count, n]``."""
         return np.argsort(self.uniform(n), axis=-1, kind="stable")
+
+
+@contextlib.contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """A context for user code in which the global generators of Python, NumPy and torch are seeded.
+
+    User code that does not seed them then returns the same on every rank and when a run is resumed.
+    Afterwards the generators continue as if nothing had been drawn.
+    """
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed % 2**63)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002

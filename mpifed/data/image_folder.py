@@ -21,7 +21,7 @@ from pydantic import Field
 
 from mpifed.base.data_files import folder_chunks, is_hidden, listing
 from mpifed.base.errors import truncate
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import UserPath, hyperparameters
 from mpifed.data.samples import Images, Pixels, expect_all_classes
 from mpifed.data.sources import DataError, Source, opened, parsing, warn_of_left_out
 
@@ -210,7 +210,7 @@ class UserFolder:
     """A user-defined folder of images, or a zip archive of one: train/CLASS/, test/CLASS/ and optionally
     validation/CLASS/."""
 
-    path: str = Field(description="the folder or its .zip archive, relative to the working folder")
+    path: UserPath = Field(description="the folder or its .zip archive, relative to the working folder")
     size: int | None = Field(
         default=None,
         ge=1,

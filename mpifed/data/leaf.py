@@ -18,7 +18,7 @@ from pydantic import Field
 
 from mpifed.base.data_files import listing
 from mpifed.base.errors import short_repr
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import UserPath, hyperparameters
 from mpifed.data.samples import Labelled, as_float32, expect_labels, owner_fields
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing, warn_of_left_out
 
@@ -40,7 +40,9 @@ class Leaf:
     """User-defined samples in LEAF's JSON files, train/*.json and test/*.json, such as FEMNIST and
     Shakespeare. Users are the clients."""
 
-    path: str = Field(description="the folder that contains train and test, relative to the working folder")
+    path: UserPath = Field(
+        description="the folder that contains train and test, relative to the working folder"
+    )
     users: int | None = Field(
         default=None, ge=1, description="number of users, the first in the order of names; default: all"
     )

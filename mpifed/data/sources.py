@@ -23,6 +23,7 @@ from pathlib import Path
 
 from mpifed.base.data_files import OPENERS, digest, is_hidden
 from mpifed.base.memory import host_memory
+from mpifed.base.paths import expand_home
 from mpifed.core.problem import DataFile
 
 __all__ = [
@@ -208,10 +209,10 @@ def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterato
     names = folders or (name,)
     # No other folders than a given one: a fallback would hide a misspelt path.
     if data_dir is not None:
-        places = [*(Path(data_dir, one) for one in names), Path(data_dir)]
+        places = [*(Path(expand_home(data_dir), one) for one in names), Path(expand_home(data_dir))]
     else:
         roots = [
-            os.environ.get("MPIFED_DATA"),
+            expand_home(os.environ.get("MPIFED_DATA", "")),
             "../shared/data",
             Path(__file__).resolve().parents[3] / "shared/data",
         ]

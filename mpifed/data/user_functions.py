@@ -2,25 +2,29 @@
 
 The function returns a dictionary: ``train``, ``test`` and optionally ``validation``, each a pair of samples
 and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
-client of each training sample. It is called on every rank. The digest of its result shows whether ranks, or a
-run and its resumption, got different samples.
+client of each training sample. It is called on every rank, with the same seeds of the global random
+generators. The digest of its result shows whether ranks, or a run and its resumption, got different samples.
+A fast function is called a second time, because a generator that is not seeded, ``np.random.default_rng()``,
+would otherwise go unnoticed on one rank, and the run could not be resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from mpifed.base.errors import short_repr
 from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
+from mpifed.core.streams import seeded_globals
 from mpifed.data.samples import (
     PARTS,
     Labelled,
@@ -37,6 +41,9 @@ __all__ = ["UserFunction", "UserTextFunction"]
 
 _FORM = 'expected a dictionary {"train": (samples, labels), "test": (samples, labels)}'
 _KEYS = (*PARTS, "classes", "clients")
+
+#: Maximum duration in seconds of a function that is called twice.
+FAST = 2.0
 
 Pair = tuple[Any, np.ndarray]
 
@@ -55,7 +62,7 @@ class UserFunction(UserObject):
 
         Raises:
             ConfigError: it raised an error; shows the user's lines.
-            DataError: it did not return a data set.
+            DataError: it did not return a data set, or returned different samples in two calls.
         """
         parts, classes, clients = self._returned(_as_numbers)
         return Labelled(
@@ -71,7 +78,24 @@ class UserFunction(UserObject):
 
         Args:
             convert: validates and converts the samples of a split.
+
+        Raises:
+            DataError: it did not return a data set, or returned different samples in two calls.
         """
+        began = time.monotonic()
+        found = self._called(convert)
+        if time.monotonic() - began < FAST and self._digest(*found) != self._digest(*self._called(convert)):
+            raise DataError(
+                f"{self}: expected the same samples from every call, found others in a second call: seed its "
+                "generators, e.g. np.random.default_rng(0)"
+            )
+        return found
+
+    def _called(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
+        with seeded_globals(0):
+            return self._converted(convert)
+
+    def _converted(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
         returned = call_user_code(f"{self} failed", lambda: self.given(**self.settings))
         if not isinstance(returned, dict):
             raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
@@ -100,7 +124,11 @@ class UserFunction(UserObject):
             )
         pairs = call_user_code(
             f"{self} failed",
-            lambda: [given[row] for row in range(len(given))] if isinstance(given, Sized) else [*given],
+            lambda: (
+                [given[row] for row in range(len(given))]
+                if isinstance(given, Sized) and not isinstance(given, IterableDataset)
+                else [*given]
+            ),
         )
         for row, one in enumerate(pairs):
             if not (isinstance(one, tuple | list) and len(one) == 2):

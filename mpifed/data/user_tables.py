@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.errors import expect_extra, short_repr
-from mpifed.base.settings import hyperparameters, suggest
+from mpifed.base.settings import UserPath, hyperparameters, suggest
 from mpifed.core.numerics import first_non_finite
 from mpifed.data.libsvm import expect_dense_memory, read_rows
 from mpifed.data.npz import read_arrays
@@ -114,14 +114,14 @@ def _format(file: str) -> str:
 class _Splits:
     """A file and the settings that assign its rows to training, validation and test."""
 
-    file: str = Field(
+    file: UserPath = Field(
         description="the file: .csv, .tsv, .npz; others are LIBSVM text; relative to the working folder"
     )
     target: str = Field(default=LABEL, description="column of the labels: words, whole numbers or booleans")
-    test: float | str | None = Field(
+    test: float | UserPath | None = Field(
         default=None, description="fraction of test rows, such as 0.2, or a second file with the test rows"
     )
-    validation: str | None = Field(default=None, description="file with the validation rows")
+    validation: UserPath | None = Field(default=None, description="file with the validation rows")
     split: str | None = Field(
         default=None,
         description="column with the split of each row (train, validation or test); replaces test",
@@ -287,7 +287,7 @@ class UserTable(_Splits):
 class UserTexts(_Splits):
     """Texts with two classes of labels in a user-defined .csv or .tsv file, one text per row."""
 
-    file: str = Field(description="the file, .csv or .tsv, relative to the working folder")
+    file: UserPath = Field(description="the file, .csv or .tsv, relative to the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
         default=None, description="positive label; by default the second of two labels in alphabetical order"

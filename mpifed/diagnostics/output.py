@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import escape_mathtext
+from mpifed.base.log import escape_cell, escape_mathtext
 from mpifed.storage.files import ASSUMPTION_FILES, PNG_METADATA, writing
 
 __all__ = ["finish_panel", "print_tables", "write"]
@@ -112,10 +112,10 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
 
 def _write_csv(found: dict[str, Any], path: Path) -> None:
     names = list(dict.fromkeys(name for row in found["rows"] for name in row))
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="")
-        writer.writeheader()
-        writer.writerows(found["rows"])
+        writer.writerow({name: escape_cell(name) for name in names})
+        writer.writerows({name: escape_cell(cell) for name, cell in row.items()} for row in found["rows"])
 
 
 def _write_json(found: dict[str, Any], path: Path) -> None:
@@ -127,7 +127,7 @@ def _write_json(found: dict[str, Any], path: Path) -> None:
         }
         for row in found["rows"]
     ]
-    path.write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw(found: dict[str, Any], path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from mpifed.base.console import Console
+from mpifed.base.paths import expect_output_folder
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import AXES, curves, paper_figure
@@ -116,7 +117,7 @@ def report(
             ``out`` was not written by a report; or, after everything else is written and printed, some files
             could not be written.
     """
-    out, settings = Path(out), settings_of([load(path) for path in find_runs(places)])
+    out, settings = Path(expect_output_folder(out)), settings_of([load(path) for path in find_runs(places)])
     rule.check(settings)
     refuse_foreign(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpifed.base.console import Console
-from mpifed.base.log import escape_control
+from mpifed.base.log import escape_cell, escape_control
 from mpifed.base.settings import flatten
 from mpifed.config.theory import prescription_of
 from mpifed.core.metrics import QUANTILES
@@ -276,8 +276,8 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         names = dict.fromkeys(column for row in flat for column in row)
         writer = csv.DictWriter(file, names, restval="nan", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+        writer.writerow({name: escape_cell(name) for name in names})
+        writer.writerows({name: escape_cell(entry) for name, entry in row.items()} for row in flat)
 
 
 def print_table(rows: Sequence[dict], console: Console) -> None:

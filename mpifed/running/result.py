@@ -92,7 +92,7 @@ class Result:
     def confusion(self) -> pd.DataFrame | None:
         """Number of test samples by true (rows) and predicted class at the output point.
 
-        ``None`` if the problem is no classification.
+        ``None`` if the problem is no classification, or has more than 1,000 classes.
         """
         expect_extra("plots", "data frames")
         import pandas as pd  # slow to import

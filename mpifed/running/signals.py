@@ -177,7 +177,7 @@ class StopSignals:
     def _announce(self, text: str) -> None:
         """Log and print a message. Open MPI drops output after Ctrl-C, so it is written to the terminal."""
         if "OMPI_COMM_WORLD_RANK" in os.environ and self.requested == "SIGTERM":
-            with contextlib.suppress(OSError), open(TERMINAL, "w") as terminal:
+            with contextlib.suppress(OSError), open(TERMINAL, "w", errors="backslashreplace") as terminal:
                 terminal.write(f"\nmpifed: {text}; the same command continues from there\n")
         info(text)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
-from mpifed.base.log import warning
+from mpifed.base.log import info, warning
 from mpifed.core.algorithm import local_steps
 from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Details, split_metric_name
 from mpifed.core.numerics import all_finite
@@ -38,6 +38,8 @@ __all__ = [
 
 #: Number of held-out rows scored in one call. The calls are the same for every number of ranks.
 SCORE_ROWS = 250
+#: Maximum number of classes of a confusion matrix, which then has 8 MB.
+MAX_CLASSES = 1000
 #: Number of rounds between evaluations, and minimum number of evaluations after the start in a shorter run.
 INTERVAL, POINTS = 10, 20
 #: Maximum share of a run's time for evaluations; number of rows that are scored in the time of one row's
@@ -195,7 +197,7 @@ class Evaluator:
                         found, r, f"row {{}} of the {split} split", _non_finite_row(predictions)
                     )
                     values |= found
-                    details = details if split != "test" else evaluation_details(problem, predictions)
+                    details = details if split != "test" else evaluation_details(problem, predictions, r)
         if self.clients:
             table = self._client_table(lambda position: named, r, CLIENTS)
             values |= client_summary(CLIENTS, table, self.maximised)
@@ -392,8 +394,11 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     return scores[:, 0] if width[0] == 1 else scores
 
 
-def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> Details:
-    """Return the confusion matrix of the problem's held-out samples."""
+def evaluation_details(problem: Problem, predictions: torch.Tensor | None, r: int) -> Details:
+    """Return the confusion matrix of the problem's held-out samples, for at most :data:`MAX_CLASSES`.
+
+    More classes are logged in round ``r = 0``.
+    """
     with user_code_errors(f"{type(problem).__name__}.class_scores"):
         labels = problem.test_labels()
         if labels is None or predictions is None:
@@ -402,6 +407,10 @@ def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> De
     if scores.dim() != 2 or not torch.isfinite(scores).all():
         return Details()
     K = scores.shape[1]
+    if K > MAX_CLASSES:
+        if r == 0:
+            info(f"no confusion matrix is stored: expected at most {MAX_CLASSES:,} classes, found {K:,}")
+        return Details()
     counts = np.bincount(labels * K + scores.argmax(dim=1).numpy(), minlength=K**2)
     names = user_problem(problem).class_names()
     return Details(counts.reshape(K, K), names if len(names) == K else [*map(str, range(K))])

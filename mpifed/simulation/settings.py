@@ -27,7 +27,7 @@ from typing_extensions import TypeAliasType
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import Strict, declared, explain_record, folder_name, join_names, title
+from mpifed.base.settings import FolderPath, Strict, UserPath, declared, explain_record, join_names, title
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
@@ -104,7 +104,7 @@ class ExecutionOptions(ParallelOptions):
         description="further samples for metrics, in addition to the test and validation splits; train: "
         "all training samples; clients: those of each client, with quantiles and the worst client",
     )
-    data_dir: Annotated[str, AfterValidator(folder_name)] | None = Field(
+    data_dir: FolderPath | None = Field(
         None, description="folder of the data files; default: $MPIFED_DATA, or ../shared/data"
     )
 
@@ -179,7 +179,7 @@ class SimulationSettings(Strict, BaseModel):
         description='further metrics by name, and user-defined functions "./file.py:name" of (scores, '
         "labels) or of (point)",
     )
-    initial: Annotated[str, AfterValidator(_weights)] | None = Field(
+    initial: Annotated[UserPath, AfterValidator(_weights)] | None = Field(
         None, description="file with initial weights (.safetensors) of the network; default: random weights"
     )
     oracle: OracleOptions = OracleOptions()

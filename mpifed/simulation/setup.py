@@ -8,6 +8,7 @@ good as one shared folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from mpifed.base.plugins import plugins_of
 from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import DataFile, Problem, as_family, user_problem, with_network_weights
+from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem, expect_mirror
 from mpifed.parallel.comm import (
     CollectiveError,
@@ -102,7 +104,12 @@ def prepare(
             expect_memory(config, comm, device, sharing)
     read_once = _read_once(config, comm, dtype)
     try:
-        with default_dtype(dtype), user_code_errors(name), _replaced(problem, read_once):
+        with (
+            default_dtype(dtype),
+            seeded_globals(config.seed),
+            user_code_errors(name),
+            _replaced(problem, read_once),
+        ):
             problem.prepare(config.seed, config.run.data_dir)
             expect_memory(config, comm, device, sharing)
             batch_size, weights = config.oracle.batch_size, _weights(config.participation)
@@ -162,7 +169,11 @@ def read_files(config: SimulationSettings) -> Files:
     problem = config.problem
     files = Participants(config.participation, config.seed, problem).files
     files = files | InitialWeights(config.initial).files
-    with default_dtype(getattr(torch, config.run.dtype)), user_code_errors(type(problem).__name__):
+    with (
+        default_dtype(getattr(torch, config.run.dtype)),
+        seeded_globals(config.seed),
+        user_code_errors(type(problem).__name__),
+    ):
         problem.prepare(config.seed, config.run.data_dir)
     return files | problem.files
 
@@ -214,6 +225,8 @@ class InitialWeights:
         if file is None:
             return
         try:
+            if Path(file).exists() and not Path(file).is_file():  # reading a device might never end
+                raise OSError(errno.EINVAL, "not a regular file")
             content = Path(file).read_bytes()
         except OSError as error:
             raise OSError(f"initial: cannot read {self._file}: {error.strerror}") from None
@@ -328,7 +341,11 @@ def expect_same(before: dict[str, str], files: Files) -> None:
         CollectiveError: names the first file that differs; on all ranks, which have read the same data.
     """
     if difference := data_change(before, files, "the checkpoint was written"):
-        raise CollectiveError(f"{difference}: restore the data, or set run.overwrite=true to start a new run")
+        changed = [name for name, file in files.items() if before.get(name) != file.digest]
+        remedy = "restore the data"
+        if any(files[name].path.startswith("returned by ") for name in changed):
+            remedy = "the function must return the same samples again, from the same files and seeds"
+        raise CollectiveError(f"{difference}: {remedy}, or set run.overwrite=true to start a new run")
 
 
 def data_change(before: dict[str, str], files: Files, since: str) -> str:

@@ -79,7 +79,7 @@ def register(folder: Path, patterns: Iterable[str]) -> None:
     if new:
         refuse_foreign([folder / MARKER] if not known and not _is_empty(folder / MARKER) else [])
         with replacing(folder / MARKER, _is_marker) as temporary:
-            temporary.write_text("\n".join([_TITLE, *known, *new, ""]))
+            temporary.write_text("\n".join([_TITLE, *known, *new, ""]), encoding="utf-8")
 
 
 def _is_marker(head: bytes) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import AfterValidator, Field
-
-from mpifed.base.settings import Section, folder_name
+from mpifed.base.settings import OutputFolder, Section
 from mpifed.base.units import Seconds
 
 __all__ = ["StorageOptions"]
@@ -31,7 +29,7 @@ class StorageOptions(Section):
         description="metric, e.g. validation_auc, whose best evaluated point is kept in addition to the "
         "output point: Result.best, and `mpifed export --best`",
     )
-    out: Annotated[str, AfterValidator(folder_name)] = Field("runs/run", description="output folder")
+    out: OutputFolder = Field("runs/run", description="output folder")
     overwrite: bool = Field(False, description="start over and replace the run in the output folder")
     tensorboard: bool = Field(
         False, description="also write metrics and costs for TensorBoard, into the subfolder tensorboard"

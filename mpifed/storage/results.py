@@ -50,6 +50,7 @@ import numpy as np
 
 from mpifed.base.data_files import walk
 from mpifed.base.log import warning
+from mpifed.base.paths import expand_home
 from mpifed.core.metrics import VALIDATION, Details, split_metric_name
 from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
@@ -326,7 +327,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
         ValueError: a folder contains no results file, or a file does not exist.
     """
     found: dict[Path, None] = {}
-    for place in map(Path, places):
+    for place in map(Path, map(expand_home, places)):
         files = files_below(place) if place.is_dir() else [place]
         expect(files, f"a run file {RUN_FILE} in {place} or below", "none")
         found |= {file.resolve(): None for file in files}
@@ -362,7 +363,7 @@ def load_if_valid(path: str | Path) -> RunData | None:
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
     """Open a results file, given its path or its folder. Errors while it is read contain its path."""
-    file = Path(path).resolve()
+    file = Path(expand_home(path)).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:
         expect(file.is_file(), "a run file", "no such file")

@@ -16,6 +16,8 @@ __all__ = ["HEAD", "SCRIPT", "assigned_runs", "is_script", "assignment_lines"]
 
 #: The name of the script in a folder of results.
 SCRIPT = "job.sbatch"
+#: Maximum size of a script.
+MAX_BYTES = 2**26
 #: First characters of every script; a file without them is not replaced.
 HEAD = "#!/bin/bash\n# mpifed launch "
 _ASSIGNMENT = re.compile(r"# runs (\d+): (\[.*\])")
@@ -43,6 +45,7 @@ def assigned_runs(script: Path) -> list[tuple[int, Path]]:
 
 def _text(script: Path) -> str:
     try:
-        return script.read_text(encoding="utf-8", errors="replace")
+        is_short = script.is_file() and script.stat().st_size <= MAX_BYTES  # not a device or a pipe
+        return script.read_text(encoding="utf-8", errors="replace") if is_short else ""
     except OSError:
         return ""

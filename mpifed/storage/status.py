@@ -130,6 +130,8 @@ def _search(folder: Path, trials: list[Status]) -> Status:
     active = next((state for state in ("running", "running?") if counts[state]), "")
     metric = None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if not (folder / SEARCH_RESULT).is_file():  # reading a device or a pipe might never end
+            raise FileNotFoundError
         result = json.loads((folder / SEARCH_RESULT).read_text(encoding="utf-8"))
         metric = str(result["metric"]), float(result["value"])
     return Status(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mpifed.base.log import escape_cell
 from mpifed.config.grids import settings_name
 from mpifed.config.space import Range
 from mpifed.config.tables import toml_key, toml_settings
@@ -131,7 +132,7 @@ def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None
         for study, result in zip(tuning.studies, results):
             for bracket, settings, *rest in result.tried if result else ():
                 name = settings_name(settings) if settings else ""
-                table.writerow([study.task, study.method, bracket, name, *rest])
+                table.writerow(map(escape_cell, (study.task, study.method, bracket, name, *rest)))
     with replacing(tuning.out / BEST, lambda head: head.startswith(_TITLE.encode())) as path:
         path.write_text(_best(tuning, results), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 from claims.entries import Book
 from claims.panels import SECOND_SEED, output_folder, without
+from mpifed.cli.selftest import as_root
 from mpifed.config.tables import read_table
 from mpifed.tuning.results import BEST
 
@@ -57,7 +59,7 @@ def execute(command: Sequence[str], processes: int, quiet: bool = False) -> int:
             [*mpifed, "--part", f"{part}/{processes}", *(["--quiet"] if part else [])]
             for part in range(processes)
         ]
-    started = [subprocess.Popen(one) for one in lines]
+    started = [subprocess.Popen(one, env=os.environ | as_root()) for one in lines]
     return next(filter(None, [process.wait() for process in started]), 0)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.base import data_files
 from mpifed.base.data_files import digest_of_path
+from mpifed.base.plugins import digest_on_disk
+from mpifed.core.participation import read_trace
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.setup import InitialWeights
+from mpifed.storage.slurm_array import assigned_runs
 
 JOB = """
 rounds = 2
@@ -169,3 +174,32 @@ def test_a_digest_is_computed_once_for_each_state_of_a_file(tmp_path, monkeypatc
     (folder / "a").rename(folder / "c")
     assert digest_of_path(str(folder)) != first
     assert digest_of_path("returned by f") is None is digest_of_path("\0")
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "sparse", "socket", "root", "system", "link"])
+def test_only_data_are_read(kind, tmp_path):
+    """Paths in a run's files may be anything; reading these would never end."""
+    place = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "sparse":
+        with open(place, "wb") as file:
+            file.truncate(2**42)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(place))
+    elif kind == "link":
+        place.symlink_to("/dev/zero")
+    else:
+        place = Path({"device": "/dev/zero", "root": "/", "system": "/proc"}[kind])
+    assert digest_of_path(str(place)) is None
+    assert digest_on_disk(f"{place}") == "" and assigned_runs(place) == []
+    link = tmp_path / "link.py"
+    if not link.is_symlink():
+        link.symlink_to(place)
+    if kind != "sparse":
+        assert digest_on_disk(str(link)) == ""
+        with pytest.raises((OSError, ValueError), match="cannot read|not a text file"):
+            read_trace(str(place), 2, 1)
+        with pytest.raises(OSError, match="initial: cannot read"):
+            InitialWeights(str(place))

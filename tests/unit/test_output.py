@@ -1,5 +1,6 @@
 """Output of commands: no escape codes if captured, and exit code 141 if closed, as in ``| head``."""
 
+import io
 import os
 import runpy
 import subprocess
@@ -113,3 +114,14 @@ def test_scripts_exit_quietly_if_the_output_is_closed(monkeypatch, script):
         runpy.run_path(str(script), run_name="__main__")
 
     assert code_of(monkeypatch, program, script, *words) == 141
+
+
+@pytest.mark.parametrize("words", [["info", "FGDA"], ["info", "run"], ["info", "Saddle"], ["schema"]])
+def test_output_in_ascii(monkeypatch, words):
+    """Other characters are printed as escape sequences."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "argv", ["mpifed", *words])
+    main()
+    output.flush()
+    assert "\\u" in output.buffer.getvalue().decode("ascii")

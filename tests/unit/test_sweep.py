@@ -1,10 +1,12 @@
 """Sweeps: combinations, names of runs, finished runs and diverged runs."""
 
+import re
+
 import pytest
 from commands import output_of
 
 from mpifed.base.errors import ConfigError
-from mpifed.config.grids import MAX_CHARACTERS, expand, folder_names, select_part, variants
+from mpifed.config.grids import MAX_CHARACTERS, expand, folder_names, select_part, settings_name, variants
 from mpifed.storage.results import load
 
 JOB = """
@@ -78,6 +80,22 @@ def test_names_distinguish_settings_and_fit_a_file_system(job):
     words = [f"sweep={{'run.data_dir'=['{'猫' * 90}', '{'猫' * 89}犬'], 'algorithm'={{{method}, q=1}}}}"]
     wide = [run.name for run in variants(job, words)]
     assert len({*wide}) == 2 and all(len(name.encode()) < 255 for name in wide), "a file system counts bytes"
+
+
+@pytest.mark.parametrize("values", [
+    ["<30", ">30"], ["a/b.csv", "a_b.csv"], ["a b", "a\tb", "a_b"], ["Male", "male"], [1, "1"],
+    [["<30"], [">30"]], ["\u00e9", "\u00c9"], ["x" * 300 + "<", "x" * 300 + ">"], [".", ".."],
+])  # fmt: skip
+def test_different_values_have_different_names(values):
+    """Also on file systems that ignore case, and for the trials of a search, each named alone."""
+    tables = [{"problem.value": value, "algorithm.name": "FGDA"} for value in values]
+    trials = [settings_name({"value": value}) for value in values]
+    for names in (folder_names(tables), trials if values[0] not in ("Male", "\u00e9", 1) else []):
+        assert len({name.casefold() for name in names}) == len(names)
+        assert all(re.fullmatch(r"[\w.,=+-]+", name) and len(name.encode()) < 255 for name in names)
+    assert folder_names(tables[:1] * 2)[0] == folder_names(tables[:1] * 2)[1], "the same run twice"
+    assert folder_names([{"name": ".."}, {"name": "."}, {"name": "a"}])[2] == "a"
+    assert not {".", ".."} & {*folder_names([{"name": ".."}, {"name": "."}])}
 
 
 def named(*methods, key="algorithm.name", **choices):

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from runfiles import decay, write
 
+from mpifed.base.log import escape_cell
 from mpifed.report import tables
 from mpifed.report.comparison import Rule, settings_of
 from mpifed.report.labels import labels, run_names, setting_cells, whole_setting_cells
@@ -183,3 +184,18 @@ def test_a_wide_table_is_printed_in_parts_with_as_many_columns_as_fit(width, par
     rows = [dict(zip(names, ["a" if row else "b", *[10_000_000 + row] * 4])) for row in range(2)]
     heads = [line.split() for line in printed(rows, width).splitlines() if line.split()[:1] == ["run"]]
     assert [" ".join(head[1:]) for head in heads] == parts
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("+a", "'+a"), ("-a", "'-a"), ("@a", "'@a"),
+    ("  =a", "'  =a"),
+    ("\uff1da", "'\uff1da"), ("\t=a", "\\t=a"), ("\r=a", "\\u000d=a"), ("\x1b[2J", "\\u001b[2J"),
+    ("a=b", "a=b"), ("a-b", "a-b"),
+    ("-1.5", "-1.5"), ("+2e-3", "+2e-3"), ("-inf", "-inf"), ("", ""), (-1.5, -1.5), (None, None),
+])  # fmt: skip
+def test_texts_in_csv_files_are_neither_formulas_nor_control_characters(text, expected, tmp_path):
+    assert escape_cell(text) == expected
+    tables.to_csv([{"x": text, str(text): 1}], tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+        head, row = csv.reader(file)
+    assert head[1] == str(escape_cell(str(text))) and row[0] == ("" if expected is None else str(expected))

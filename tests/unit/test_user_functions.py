@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import random
+import runpy
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +16,7 @@ from mpifed import Config
 from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
-from mpifed.data import DataError
+from mpifed.data import DataError, user_functions
 from mpifed.problems import Classification, DeepAUC, FairClassification, RobustRegression, TextAUC
 
 SAMPLES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12) % 3
@@ -273,3 +278,78 @@ def test_samples_are_copied_from_arrays_that_the_function_keeps():
     data = read({"train": (samples, LABELS), "test": (torch.from_numpy(samples), LABELS)})
     samples += 1
     assert torch.equal(data.train, torch.from_numpy(SAMPLES).float()) and torch.equal(data.test, data.train)
+
+
+class SizedStream(Stream):
+    """A stream of torch with a length, which is read by iteration all the same."""
+
+    def __len__(self):
+        return len(SAMPLES)
+
+
+def test_a_stream_with_a_length():
+    read = Classification(dataset=returning(GOOD | {"train": SizedStream()}), clients=2).dataset()
+    assert read.train.tolist() == SAMPLES.tolist()
+
+
+@pytest.mark.parametrize("generator", ["random", "numpy", "torch"])
+def test_global_generators_are_seeded(generator):
+    """The samples are the same on every rank and when a run is resumed; the user's generators continue."""
+    draw = {
+        "random": lambda: [[random.random()] for _ in LABELS],
+        "numpy": lambda: np.random.rand(len(LABELS), 1),  # noqa: NPY002
+        "torch": lambda: torch.rand(len(LABELS), 1),
+    }[generator]
+
+    class Drawn(Dataset):
+        def __len__(self):
+            return len(LABELS)
+
+        def __getitem__(self, row):
+            return torch.as_tensor(np.asarray(draw()))[row], int(LABELS[row])
+
+    def load():
+        return {"train": (np.asarray(draw()), LABELS), "test": Drawn()}
+
+    before, expected = draw(), draw()
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)  # noqa: NPY002
+    first, second = (Classification(dataset=load, clients=2).dataset() for _ in range(2))
+    found = draw()
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)  # noqa: NPY002
+    assert np.array_equal(found, draw()) and not np.array_equal(before, expected)
+    assert torch.equal(first.train, second.train) and torch.equal(first.test, second.test)
+    assert len(first.train.unique()) > 1
+
+
+def test_other_generators_must_be_seeded(monkeypatch):
+    def load():
+        return {"train": (np.random.default_rng().random((12, 2)), LABELS), "test": (SAMPLES, LABELS)}
+
+    with pytest.raises(DataError, match="load: expected the same samples from every call, .*default_rng.0."):
+        Classification(dataset=load, clients=2).dataset()
+    monkeypatch.setattr(user_functions, "FAST", 0.0)  # a slow function is called once
+    assert Classification(dataset=load, clients=2).dataset().train.shape == (12, 2)
+
+
+def test_modules_that_are_not_registered(tmp_path):
+    """Functions and classes of a file that runpy or importlib has loaded are identified by this file."""
+    file = tmp_path / "side.py"
+    file.write_text(
+        "import numpy as np, torch\n"
+        "def load():\n"
+        "    return {part: (np.eye(4), np.arange(4) % 2) for part in ('train', 'test')}\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, outputs=2):\n"
+        "        super().__init__(4, outputs)\n"
+    )
+    spec = importlib.util.spec_from_file_location("side", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    for found in (vars(module), runpy.run_path(str(file))):
+        problem = Classification(dataset=found["load"], model=found["Net"], clients=2)
+        assert (problem.dataset.name, problem.dataset.digest) == (f"{file}:load", digest)
+        assert (problem.model.name, problem.model.digest) == (f"{file}:Net", digest)
+        assert Classification(dataset=found["load"], model=found["Net"](), clients=2).model.is_instance
+        problem.prepare(0)
+    assert Classification(dataset={"name": f"{file}:load"}, clients=2).dataset.digest == digest

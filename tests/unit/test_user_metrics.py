@@ -21,6 +21,7 @@ from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
 from mpifed.report.comparison import Rule, settings_of
 from mpifed.report.page import page
 from mpifed.report.tables import client_rows, confusion_rows
+from mpifed.simulation import evaluation
 from mpifed.simulation.evaluation import client_summary, evaluation_details, named_point
 from mpifed.storage import results
 
@@ -227,16 +228,19 @@ def test_metrics_of_clients_and_confusion_matrix(tmp_path):
         mpifed.load(tmp_path / "run")
 
 
-def test_only_finite_scores_of_classes_have_a_confusion_matrix():
+def test_only_finite_scores_of_a_few_classes_have_a_confusion_matrix(monkeypatch, capfd):
     """It is computed on clean images if perturbed images are scored, too."""
     robust = prepared(RobustRegression(dataset="digits", clients=2))
     labels = torch.from_numpy(robust.test_labels())
     scores = torch.nn.functional.one_hot(labels, 10).double()
-    details = evaluation_details(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1))
+    details = evaluation_details(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1), 0)
     assert details.confusion.tolist() == np.diag(np.bincount(labels)).tolist()
-    assert evaluation_details(robust, torch.full((359, 20), torch.nan)).confusion is None
+    assert evaluation_details(robust, torch.full((359, 20), torch.nan), 0).confusion is None
     auc = prepared(DeepAUC(dataset="digits", model="linear", clients=2))
-    assert evaluation_details(auc, torch.zeros(359)).confusion is None
+    assert evaluation_details(auc, torch.zeros(359), 0).confusion is None
+    monkeypatch.setattr(evaluation, "MAX_CLASSES", 9)  # K² elements can be more than the model has
+    assert evaluation_details(robust, torch.cat([scores, scores], dim=1), 0).confusion is None
+    assert "expected at most 9 classes, found 10" in capfd.readouterr().err
 
 
 def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
