@@ -37,9 +37,9 @@ def _over(u: torch.Tensor, shapes: Shapes, over: str, function) -> torch.Tensor:
     return function(u) if over == "block" else _map_parameters(u, shapes, lambda part, _: function(part))
 
 
-def clip(u: torch.Tensor, tau: float) -> torch.Tensor:
-    """Return min(1, τ / ‖u‖) u."""
-    u, norm, scale = scaled_norm(u)
+def clip(u: torch.Tensor, tau: float, dim: int | tuple[int, ...] = -1) -> torch.Tensor:
+    """Return min(1, τ / ‖u‖) u, with the norm over the axes ``dim``."""
+    u, norm, scale = scaled_norm(u, dim)
     return u * torch.where(norm > tau * scale, tau / norm, 1 / scale)
 
 
@@ -99,6 +99,8 @@ class Orthogonalize:
         description="algorithm that computes the polar factor; auto: svd on CPUs, newton_schulz on GPUs",
     )
     steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
+
+    needs = {"steps": ("a Newton-Schulz method", lambda direction: direction.method != "svd")}
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         return _map_parameters(u, shapes, self._parameter)

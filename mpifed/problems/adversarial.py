@@ -50,6 +50,10 @@ class AdversarialTraining(LabelledImages, Minimisation):
         default=False, description="start of δ in training: uniform in the box, drawn once per sample, or 0"
     )
 
+    needs = {
+        "step": ("epsilon > 0", lambda problem: problem.epsilon > 0),
+        "random_start": ("epsilon > 0", lambda problem: problem.epsilon > 0),
+    }
     source = "Madry et al. 2018"
     cites = ("madry2018pgd",)
     maximised = frozenset({"accuracy", "attacked_accuracy"})
