@@ -62,7 +62,7 @@ def outcome(name: str, settings: dict) -> list:
         participation={"cohort": 2} if method.partial_participation else {},
     )  # fmt: skip
     simulation.start()
-    for _ in range(2):
+    for _ in range(3):
         simulation.step()
     costs = simulation.rounds.costs
     counts = [costs.phases, costs.oracle_calls, costs.bytes_up, costs.bytes_down]
