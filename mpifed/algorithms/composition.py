@@ -37,6 +37,7 @@ from pydantic import Field
 from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.directions import clip
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, StormWeight
 
@@ -61,6 +62,9 @@ class AdaMFCGD(Algorithm):
         default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
     )
 
+    needs = {
+        "project_init": ("C_g or C_f", lambda method: min(method.C_g, method.C_f) < math.inf),
+    }
     source = "Huang n.d., Algorithm 1"
     cites = ("huang_nd_mfcgd",)
     family = "composition"
@@ -130,10 +134,7 @@ def chain_rule(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def _bounded(value: torch.Tensor, bound: float, axes: int) -> torch.Tensor:
     """Scale ``value`` to a norm over the last ``axes`` axes of at most ``bound``."""
-    if math.isinf(bound):
-        return value
-    norm = torch.linalg.vector_norm(value, dim=tuple(range(-axes, 0)), keepdim=True)
-    return value * (bound / norm.clamp(min=bound))
+    return value if math.isinf(bound) else clip(value, bound, tuple(range(-axes, 0)))
 
 
 MFCGD = Preset("MFCGD", AdaMFCGD, "MFCGD: AdaMFCGD with A_t = I.", matrix=Identity(), first_matrix="identity")

@@ -51,6 +51,7 @@ class FedNova(UnequalSteps):
         default=None, gt=0, description="effective steps; default: weighted mean over the cohort"
     )
 
+    needs = {"nesterov": ("rho > 0", lambda method: method.rho)}
     source = "Wang et al. 2020, FedNova"
     cites = ("wang2020fednova",)
     family = "minimisation"

@@ -138,6 +138,10 @@ class FedMuonDA(_HeavyTailed):
         "GPUs, where the SVD is slow, newton_schulz, which gives different results",
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
+
+    needs = {
+        "iterations": ("a Newton-Schulz method", lambda method: method.orthogonalize != "svd"),
+    }
     source = "Zhang & Gao n.d., Algorithm 3"
     cites = ("zhang_nd_fednsgdam", "jordan2024muon")
 

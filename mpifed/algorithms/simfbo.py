@@ -50,6 +50,7 @@ class SimFBO(UnequalSteps):
         default=None, gt=0, description="effective steps τ_eff with normalized; default: the mean of tau"
     )
 
+    needs = {"tau_eff": ("normalized = true", lambda method: method.normalized)}
     source = "Yang, Xiao & Ji 2023, SimFBO and ShroFBO"
     cites = ("yang2023simfbo",)
     family = "bilevel"
@@ -58,11 +59,6 @@ class SimFBO(UnequalSteps):
     constrained = False
     shared = Record(x="x", y="y", z="y")
     message = Record(hx="x", hy="y", hz="y")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.tau_eff is not None and not self.normalized:
-            raise ValueError("tau_eff has no effect without normalized = true")
 
     def client_round(self, now, shared, client, message, oracle):
         x, y, z, tau = shared.x, shared.y, shared.z, self.steps_of(now, oracle)

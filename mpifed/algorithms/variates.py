@@ -113,16 +113,10 @@ class SAGDA(_Corrected):
         default="clients", description="project after local steps and at the server, or at the server only"
     )
 
+    needs = {"first_variates": ("variates = 'stored'", lambda method: method.variates == "stored")}
     source = "Yang et al. 2022, SAGDA"
     cites = ("yang2022sagda",)
     paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient per step, fresh: and 1 per round"
-
-    def __post_init__(self):
-        if self.first_variates == "gradient" and self.variates == "fresh":
-            raise ValueError(
-                "first_variates = 'gradient' is for stored variates: expected variates = 'stored', got "
-                "'fresh'"
-            )
 
     @property
     def projects(self) -> str:  # type: ignore[override]

@@ -29,11 +29,11 @@ Readings:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import Needs, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, not_sent, within_round
 from mpifed.core.schedules import PositiveRate, Rate
@@ -200,6 +200,11 @@ class LIPPAX(_Local):
         default=None, description="inner step size γ of a step; default: computed from η and L"
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
+
+    needs: ClassVar[Needs] = {
+        "gamma": ("H > 0", lambda method: method.H > 0),
+        "L": ("H > 0 and the default of gamma", lambda method: method.H > 0 and method.gamma is None),
+    }
     source = "Wang & Kale n.d., LIPPAX"
     cites = ("wang_nd_slippax",)
     example = {"L": 1.0}
@@ -237,13 +242,21 @@ class SLIPPAX(LIPPAX):
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
+
+    needs: ClassVar[Needs] = LIPPAX.needs | {
+        "delta": ("H > 0", lambda method: method.H > 0),
+        "sigma": (
+            "H > 0 and delta = 'derived' or 'theorem'",
+            lambda method: method.H > 0 and isinstance(method.delta, str),
+        ),
+    }
     source = "Wang & Kale n.d., SLIPPAX"
     cites = ("wang_nd_slippax",)
     example = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.delta, str) and self.sigma is None:
+        if isinstance(self.delta, str) and self.sigma is None and self.H > 0:
             raise ValueError(f"delta = {self.delta!r} needs sigma: set sigma, or delta to a number")
 
     def smoothed(self, t, x, oracle):

@@ -23,7 +23,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass as _dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
@@ -34,8 +42,8 @@ from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, us
 from mpifed.base.paths import expand_home, expect_output_folder
 
 __all__ = [
-    "FolderPath", "Options", "OutputFolder", "Preset", "Section", "Strict", "UserPath", "as_table", "build",
-    "choice", "declared", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
+    "FolderPath", "Needs", "Options", "OutputFolder", "Preset", "Section", "Strict", "UserPath", "as_table",
+    "build", "choice", "declared", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
     "is_number", "join_names", "json_schema", "places_of", "preset_of", "problem_settings", "sections_of",
     "settings_of", "suggest", "title",
 ]  # fmt: skip
@@ -58,6 +66,10 @@ SYNONYMS = {
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 #: Keys of a core schema whose values contain no schemas.
 _NO_SCHEMA = {"cls", "config", "default", "metadata", "ref", "serialization"}
+
+
+#: Setting → what it needs to have an effect, and whether a record of settings has it.
+Needs = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 class Strict:
@@ -112,11 +124,40 @@ class Section(Strict, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    #: What settings need to have an effect, see :func:`expect_effects`.
+    needs: ClassVar[Needs] = {}
+
+    @model_validator(mode="after")
+    def _settings_have_effects(self):
+        expect_effects(self)
+        return self
+
+
+def expect_effects(record: Any) -> None:
+    """Raise a ValueError if a setting has no effect because of the other settings of its record.
+
+    The class of a record declares in ``needs`` what its settings need. Defaults are always accepted.
+
+    Args:
+        record: a section, a method, a problem or a member of a choice.
+    """
+    fields = settings_of(type(record))
+    for name, (condition, holds) in type(record).needs.items():
+        value = getattr(record, name)
+        if value != default_of(fields[name]) and not holds(record):
+            got = short_repr(as_table(value))
+            raise ValueError(
+                f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
+                f"{condition}"
+            )
+
 
 def _with_config_errors(decorate: Callable[[type], type]) -> Callable[[type], type]:
     """Extend pydantic's dataclass decorator: classes validate strictly and raise a :class:`ConfigError`."""
 
     def decorator(cls: type) -> type:
+        if getattr(cls, "needs", None) and {"needs", "__post_init__"} & vars(cls).keys():
+            cls.__post_init__ = _then_expect_effects(getattr(cls, "__post_init__", None))  # type: ignore[attr-defined]
         cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]  # type: ignore[attr-defined]
         decorated: Any = decorate(cls)
         validate = decorated.__init__
@@ -133,6 +174,17 @@ def _with_config_errors(decorate: Callable[[type], type]) -> Callable[[type], ty
         return decorated
 
     return decorator
+
+
+def _then_expect_effects(validate: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Return a ``__post_init__`` that also checks that the settings have an effect."""
+
+    def __post_init__(self):
+        if validate is not None:
+            validate(self)
+        expect_effects(self)
+
+    return __post_init__
 
 
 if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses

@@ -8,14 +8,14 @@ with the other sections. :meth:`Config.table` converts a configuration back to a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.paths import expand_home
 from mpifed.base.plugins import Plugin, plugins_of
-from mpifed.base.settings import Section, as_table, sections_of
+from mpifed.base.settings import Needs, Section, as_table, sections_of
 from mpifed.base.units import Seconds
 from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
@@ -49,6 +49,8 @@ class Stop(Section):
         "evaluations and files do not count",
     )
 
+    needs: ClassVar[Needs] = {"min_delta": ("patience", lambda stop: stop.patience is not None)}
+
     @model_validator(mode="after")
     def _one_metric(self):
         names = ("at_least", "at_most", "patience")
@@ -59,8 +61,6 @@ class Stop(Section):
             raise ValueError(f"{given[0]} needs a metric: set stop.metric")
         if self.metric is not None and not given:
             raise ValueError("expected at_least, at_most or patience with metric, got none of them")
-        if self.min_delta is not None and self.patience is None:
-            raise ValueError("min_delta is for patience: set patience, too")
         return self
 
 
@@ -136,6 +136,7 @@ class Config(SimulationSettings):
             ConfigError: a setting is wrong.
         """
         expect_bounded(table)
+        _expect_stored_plugins(table.get("plugins", {}))
         for section, purpose in (("sweep", "many runs"), ("tune", "a search for the best settings")):
             if section in table:
                 raise ConfigError(
@@ -178,6 +179,22 @@ class Config(SimulationSettings):
         if plugins:
             table["plugins"] = {place: part._asdict() for place, part in plugins.items()}
         return table
+
+
+def _expect_stored_plugins(entries: Any) -> None:
+    """Check that the entry ``plugins`` is that of a stored table: no setting has this name."""
+    stored = isinstance(entries, dict) and all(
+        place.partition(".")[0] in ("algorithm", "problem", "metrics")
+        and isinstance(entry, dict)
+        and entry.keys() == {*Plugin._fields}
+        for place, entry in entries.items()
+    )
+    if not stored:
+        raise ConfigError(
+            f"a job file has no setting 'plugins', which stored runs use for the sources of user-defined "
+            f"classes, got {short_repr(entries)}: leave it out; name a class by its file, e.g. "
+            'algorithm.name = "./file.py:Name"'
+        )
 
 
 def _named(table: dict[str, Any], section: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mpifed.base.settings import Section, choice, hyperparameters
+from mpifed.base.settings import Needs, Section, choice, hyperparameters
 from mpifed.core.device import DeviceStream
 from mpifed.core.streams import Stream
 
@@ -195,10 +195,6 @@ class Message(Section):
         False, description="each client adds the part that compression removed to its next message"
     )
 
-    @model_validator(mode="after")
-    def _compresses(self):
-        if self.error_feedback and self.compression is None:
-            raise ValueError(
-                "error_feedback needs compression: set message.compression, or leave out error_feedback"
-            )
-        return self
+    needs: ClassVar[Needs] = {
+        "error_feedback": ("compression", lambda message: message.compression is not None)
+    }

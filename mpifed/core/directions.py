@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import choice, hyperparameters
-from mpifed.core.numerics import where_finite
+from mpifed.core.numerics import scaled_norm, where_finite
 
 __all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction", "clip"]
 
@@ -32,23 +32,21 @@ def _map_parameters(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
     return torch.cat([function(part, shape) for part, shape in zip(parts, shapes.values())], dim=-1)
 
 
-def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
-    """Return the norm of the block or of each parameter tensor, broadcastable to ``u``."""
-    if over == "block":
-        return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return _map_parameters(
-        u, shapes, lambda part, _: torch.linalg.vector_norm(part, dim=-1, keepdim=True).expand_as(part)
-    )
+def _over(u: torch.Tensor, shapes: Shapes, over: str, function) -> torch.Tensor:
+    """Apply ``function(vector)`` to the whole block, or to each parameter tensor."""
+    return function(u) if over == "block" else _map_parameters(u, shapes, lambda part, _: function(part))
 
 
-def clip(u: torch.Tensor, tau: float, norms: torch.Tensor | None = None) -> torch.Tensor:
-    """Return min(1, τ / ‖u‖) u.
+def clip(u: torch.Tensor, tau: float, dim: int | tuple[int, ...] = -1) -> torch.Tensor:
+    """Return min(1, τ / ‖u‖) u, with the norm over the axes ``dim``."""
+    u, norm, scale = scaled_norm(u, dim)
+    return u * torch.where(norm > tau * scale, tau / norm, 1 / scale)
 
-    Args:
-        norms: norms of u, broadcastable to ``u``; default: the norm of each row.
-    """
-    norms = _norms(u, {}, "block") if norms is None else norms
-    return u * torch.where(norms > tau, tau / norms, 1.0)
+
+def _unit(u: torch.Tensor) -> torch.Tensor:
+    """Return u / ‖u‖."""
+    u, norm, _ = scaled_norm(u)
+    return u / torch.where(norm > 0, norm, 1.0)
 
 
 @hyperparameters
@@ -68,8 +66,7 @@ class Normalize:
     )
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-        norms = _norms(u, shapes, self.norm_over)
-        return u / torch.where(norms > 0, norms, 1.0)
+        return _over(u, shapes, self.norm_over, _unit)
 
 
 @hyperparameters
@@ -84,7 +81,7 @@ class Clip:
     )
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-        return clip(u, self.tau, _norms(u, shapes, self.norm_over))
+        return _over(u, shapes, self.norm_over, lambda vector: clip(vector, self.tau))
 
 
 @hyperparameters
@@ -103,12 +100,14 @@ class Orthogonalize:
     )
     steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
 
+    needs = {"steps": ("a Newton-Schulz method", lambda direction: direction.method != "svd")}
+
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         return _map_parameters(u, shapes, self._parameter)
 
     def _parameter(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) < 2:
-            return Normalize()(part, {"": shape})
+            return _unit(part)
         U = part.reshape(-1, shape[0], math.prod(shape[1:]))
         tall = U.shape[-2] > U.shape[-1]
         X = self._factor(U.mT if tall else U)
@@ -122,7 +121,8 @@ class Orthogonalize:
 
     def _newton_schulz(self, U: torch.Tensor) -> torch.Tensor:
         a, b, c = CUBIC if self.method == "newton_schulz_cubic" else QUINTIC
-        X = U / (torch.linalg.matrix_norm(U, keepdim=True) + 1e-7)
+        U, norm, scale = scaled_norm(U, dim=(-2, -1))
+        X = U / (norm + 1e-7 * scale)
         for _ in range(self.steps):
             G = X @ X.mT
             X = torch.baddbmm(X, torch.baddbmm(G, G, G, beta=b, alpha=c), X, beta=a)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mpifed.base.settings import Section, choice, hyperparameters
+from mpifed.base.settings import Needs, Section, choice, hyperparameters
 from mpifed.core.streams import Stream
 
 __all__ = ["Gaussian", "StudentT", "AlphaStable", "Pareto", "NOISES", "Noise"]
@@ -117,8 +117,4 @@ class OracleOptions(Section):
         None, description="clip the gradient of each block, or of all blocks together; default: block"
     )
 
-    @model_validator(mode="after")
-    def _clip_for_clip_over(self):
-        if self.clip_over is not None and self.clip is None:
-            raise ValueError("clip_over is for clip: set clip, too")
-        return self
+    needs: ClassVar[Needs] = {"clip_over": ("clip", lambda oracle: oracle.clip is not None)}

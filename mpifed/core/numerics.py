@@ -1,6 +1,7 @@
 """Numerical routines on tensors, independent of methods and problems.
 
-* Tests for NaN and infinity, and decompositions that return NaN for non-finite matrices.
+* Tests for NaN and infinity, decompositions that return NaN for non-finite matrices, and norms of vectors
+  whose squares overflow.
 * Solvers of inner problems to a known accuracy: the best response of y, and proximal points of x.
 * Estimates from gradients: a local Lipschitz constant, and the tail index of noise.
 
@@ -35,7 +36,7 @@ import torch
 
 __all__ = [
     "Budget", "Solution", "Tail", "all_finite", "difference", "first_non_finite", "hill", "lipschitz",
-    "maximise", "solve_saddle", "top_values", "where_finite",
+    "maximise", "scaled_norm", "solve_saddle", "top_values", "where_finite",
 ]  # fmt: skip
 
 #: Maximum number of variables for Newton's method.
@@ -74,6 +75,24 @@ def where_finite(function: Callable[[torch.Tensor], torch.Tensor], U: torch.Tens
     """
     finite = torch.isfinite(U).all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     return torch.where(finite, function(torch.where(finite, U, 0.0)), torch.nan)
+
+
+def scaled_norm(
+    values: torch.Tensor, dim: int | tuple[int, ...] = -1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return s v, its Euclidean norm and the scale s, for vectors v of finite elements of any size.
+
+    s is 1 unless the sum of the squares of v overflows or underflows; then it is a power of two, by which
+    multiplication is exact. The norm of v itself may be too large for its dtype.
+
+    Args:
+        dim: the axes of a vector v, which the norm and the scale keep with length 1.
+    """
+    norm, tiny = torch.linalg.vector_norm(values, dim=dim, keepdim=True), torch.finfo(values.dtype).tiny
+    scale = torch.ones_like(norm).masked_fill(norm == torch.inf, tiny)
+    scale = scale.masked_fill(norm < math.sqrt(tiny), 1 / tiny)
+    values = values * scale
+    return values, torch.linalg.vector_norm(values, dim=dim, keepdim=True), scale
 
 
 class Budget(NamedTuple):

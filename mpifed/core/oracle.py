@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independent, vectorised
 from mpifed.core.device import to_device
+from mpifed.core.numerics import scaled_norm
 from mpifed.core.problem import (
     Bilevel,
     Composition,
@@ -208,13 +209,20 @@ class Oracle:
         """Return gradients ``[C, ...]``, scaled down to the norm :attr:`clip`; others keep their bits."""
         if self.clip is None:
             return parts
-        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]
+        scaled = [scaled_norm(part.flatten(1)) for part in parts]
         if self.clip_jointly:
-            norms = [torch.stack(norms).square().sum(0).sqrt()] * len(parts)
-        exceeds = torch.stack(norms).amax(0) > self.clip
-        self.clipped += exceeds if self._active is None else exceeds & self._mask
-        factors = [torch.where(norm > self.clip, self.clip / norm, 1.0) for norm in norms]
-        return tuple(part * f.view(-1, *[1] * (part.dim() - 1)) for part, f in zip(parts, factors))
+            scale = scaled_norm(torch.cat([norm / scale for _, norm, scale in scaled], dim=1))[2]
+            rows = [part.flatten(1) * scale for part in parts]
+            norms = torch.stack([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in rows])
+            scaled = [(row, norms.square().sum(0).sqrt(), scale) for row in rows]
+        exceeds = [norm > self.clip * scale for _, norm, scale in scaled]
+        clipped = torch.cat(exceeds, dim=1).any(dim=1)
+        self.clipped += clipped if self._active is None else clipped & self._mask
+        factors = [
+            torch.where(above, self.clip / norm, 1 / scale)
+            for above, (_, norm, scale) in zip(exceeds, scaled)
+        ]
+        return tuple((row * f).view_as(part) for part, (row, *_), f in zip(parts, scaled, factors))
 
     def _stack_over_clients(self, evaluate, *points):
         """Stack the results of ``evaluate(*points, batch)`` on all data of each client."""

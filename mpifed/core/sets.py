@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import choice, hyperparameters
-from mpifed.core.numerics import where_finite
+from mpifed.core.numerics import scaled_norm, where_finite
 
 __all__ = [
     "Ball", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf", "L1", "L1Box", "MIRRORS",
@@ -51,9 +51,8 @@ class Ball:
     center: float = Field(default=0.0, description="value of each coordinate of the centre")
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
-        offset = point - self.center
-        norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
-        return torch.where(norm > self.radius, self.center + offset * (self.radius / norm), point)
+        offset, norm, scale = scaled_norm(point - self.center)
+        return torch.where(norm > self.radius * scale, self.center + offset * (self.radius / norm), point)
 
 
 @hyperparameters
@@ -73,11 +72,17 @@ class Box:
 
 @hyperparameters
 class Simplex:
-    """{v ≥ 0 : Σ v_j = total}, by sorting (Held, Wolfe & Crowder 1974)."""
+    """{v ≥ 0 : Σ v_j = total}, by sorting (Held, Wolfe & Crowder 1974).
+
+    The projection of v + c is that of v for every number c. The largest coordinate is subtracted first,
+    because sums of large coordinates would lose ``total`` to rounding. Coordinates that are smaller by
+    ``total`` or more are projected to 0, so they are clamped, and the sums cannot overflow.
+    """
 
     total: float = Field(default=1.0, gt=0, description="sum of the coordinates")
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
+        point = (point - point.amax(dim=-1, keepdim=True)).clamp(min=-self.total)
         ordered = point.sort(dim=-1, descending=True).values
         excess = _prefix_sums(ordered) - self.total
         count = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)

@@ -1,7 +1,10 @@
 """Adversarial training by projected gradient ascent on each sample, PGD (Madry et al. 2018).
 
-An adversary changes every sample u within ‖δ‖_∞ ≤ ε so that its loss increases: ``steps`` times
+An adversary changes every sample u within ‖δ‖_∞ ≤ ε so that its loss increases: k times
 δ ← clip(δ + a sign ∇_δ ℓ(x; u + δ)), where δ is clipped to [-ε, ε] and, if u is an image, u + δ to [0, 1].
+k is ``steps`` in training and ``test_steps`` in evaluations. An adversary with k a < ε cannot reach the
+bound, and the accuracy under its attack would say nothing about ε, so it is refused. By default a is a
+quarter of ε as in the paper's experiments on CIFAR-10 (ε = 8, a = 2, of 255), and 5/4 ε / k if k < 5.
 The loss is ℓ(x; u + δ) at the last δ, which is a constant in the gradient in x (Danskin's theorem, if δ is a
 maximiser). Therefore it is a minimisation problem: δ is not a block, and each sample has another δ. The loss
 jumps where an element of ∇_δ ℓ changes its sign, so finite differences may differ from its gradient.
@@ -35,16 +38,35 @@ class AdversarialTraining(LabelledImages, Minimisation):
     """
 
     epsilon: float = Field(default=8 / 255, ge=0, description="bound ε of every element of δ")
-    step: float = Field(default=2 / 255, gt=0, description="step size a of the adversary")
+    step: float | None = Field(
+        default=None,
+        gt=0,
+        description="step size a of the adversary, in training and in evaluations; default: ε/4, or 5/4 ε "
+        "divided by the number of steps if that is larger",
+    )
     steps: int = Field(default=7, ge=1, description="steps of the adversary in training")
     test_steps: int = Field(default=20, ge=1, description="steps of the adversary in evaluations")
     random_start: bool = Field(
         default=False, description="start of δ in training: uniform in the box, drawn once per sample, or 0"
     )
 
+    needs = {
+        "step": ("epsilon > 0", lambda problem: problem.epsilon > 0),
+        "random_start": ("epsilon > 0", lambda problem: problem.epsilon > 0),
+    }
     source = "Madry et al. 2018"
     cites = ("madry2018pgd",)
     maximised = frozenset({"accuracy", "attacked_accuracy"})
+
+    def __post_init__(self):
+        for name, steps in (("steps", self.steps), ("test_steps", self.test_steps)):
+            # The product of decimal numbers may be rounded to a number below ε.
+            if self.step is not None and self.step * steps < self.epsilon * (1 - 1e-9):
+                raise ValueError(
+                    f"an adversary with {name} = {steps} of step = {self.step:g} moves by at most "
+                    f"{self.step * steps:.3g}, less than epsilon = {self.epsilon:g}: expected {name} * step "
+                    ">= epsilon, or no step, whose default is large enough"
+                )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read, split and partition the data, see :meth:`LabelledImages.prepare`.
@@ -88,13 +110,14 @@ class AdversarialTraining(LabelledImages, Minimisation):
         self, x: Named, samples: torch.Tensor, labels: torch.Tensor, delta: torch.Tensor, steps: int
     ) -> torch.Tensor:
         """Return δ ``[b, ...]`` after ``steps`` steps from ``delta``, as a constant."""
+        step = self.epsilon * max(1 / 4, 5 / 4 / steps) if self.step is None else self.step
         fixed = {name: value.detach() for name, value in x.items()}
 
         def total(delta):
             return F.cross_entropy(self.model(fixed, samples + delta), labels, reduction="sum")
 
         for _ in range(steps):
-            delta = delta + self.step * torch.func.grad(total)(delta).sign()
+            delta = delta + step * torch.func.grad(total)(delta).sign()
             delta = delta.clamp(-self.epsilon, self.epsilon)
             if self._pixels:
                 delta = (samples + delta).clamp(0, 1) - samples

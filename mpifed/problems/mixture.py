@@ -45,6 +45,8 @@ class _Mixture(Minimax):
         default="squares", description="regulariser r(λ): ‖λ - 1/N‖²/2, or KL(λ ‖ uniform)"
     )
 
+    needs = {"divergence": ("rho > 0", lambda problem: problem.rho > 0)}
+
     source = "Mohri, Sivek & Suresh 2019"
     cites = ("mohri2019afl",)
     sets = Sets(y=Simplex())

@@ -14,6 +14,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import warning
+from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem
@@ -278,11 +279,20 @@ class Simulation:
         if found:
             self.infeasible = f"{found} after round {self.round}"
             if self.comm.rank == 0:
-                method = self.config.algorithm
-                remedy = (
-                    f"{title(method)} must project new points by oracle.sets and now.sets, or reject "
-                    "problems with sets by constrained = False"
-                    if self.round or method.start
-                    else f"initial() of {title(self.problem)} must return a point in the sets"
+                method, out = self.config.algorithm, getattr(self.config.run, "out", "")  # "" without files
+                if not (self.round or method.start):
+                    remedy = f"initial() of {title(self.problem)} must return a point in the sets"
+                elif plugin_of(type(method)):
+                    remedy = (
+                        f"{title(method)} must project new points by oracle.sets and now.sets, or reject "
+                        "problems with sets by constrained = False"
+                    )
+                else:  # methods of the package project
+                    largest = max(float(block.abs().max()) for block in point)
+                    remedy = (
+                        f"the run diverges, with coordinates up to {largest:.2g}: reduce "
+                        "the step sizes, or set run.dtype = 'float64'"
+                    )
+                warning(
+                    f"{out}: {self.infeasible}: {remedy} (results and reports mark the run as infeasible)"
                 )
-                warning(f"{self.infeasible}: {remedy} (results and reports mark the run as infeasible)")

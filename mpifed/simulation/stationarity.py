@@ -27,13 +27,13 @@ residual/μ of y*(x), and ``phi_gradient`` within L residual/μ of ‖∇Φ(x)�
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from mpifed.base.errors import ConfigError, user_code_errors
-from mpifed.base.settings import Section
+from mpifed.base.settings import Needs, Section
 from mpifed.core.numerics import Budget, Solution, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
 from mpifed.simulation.full_data import TAIL, FullData, noise_tail
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from mpifed.simulation.simulation import Simulation
 
 __all__ = ["Functions", "StationarityEvaluator", "StationarityOptions"]
+
+
+#: Measures with inner problems, as a condition.
+_SOLVED = "'phi', 'nuclear_norm', 'moreau' or 'potential' in of"
 
 
 class StationarityOptions(Section):
@@ -61,6 +65,16 @@ class StationarityOptions(Section):
     )
     evaluations: int = Field(1000, ge=1, description="maximum number of full gradients per inner problem")
     samples: int = Field(100, ge=10, description="stochastic gradients per client and evaluation, for tail")
+
+    needs: ClassVar[Needs] = {
+        "ell": (
+            "'moreau' or 'stationarity' in of",
+            lambda measures: {"moreau", "stationarity"} & {*measures.of},
+        ),
+        "accuracy": (_SOLVED, lambda measures: {*measures.of} - {"stationarity", "tail"}),
+        "evaluations": (_SOLVED, lambda measures: {*measures.of} - {"stationarity", "tail"}),
+        "samples": ("'tail' in of", lambda measures: "tail" in measures.of),
+    }
 
 
 class Functions:

@@ -48,6 +48,46 @@ def test_closed_form_of_a_linear_score(steps):
     assert found["attacked_accuracy"] < found["accuracy"] - 0.1
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4, 7, 20])
+def test_the_default_step_reaches_the_bound(steps):
+    """The signs of a linear score are the same in every step, so that all elements of δ reach ±ε."""
+    problem = prepared(
+        AdversarialTraining(dataset="two-groups", epsilon=0.3, steps=steps, test_steps=steps, clients=2)
+    )
+    x, w, b = linear(problem)
+    samples, labels = problem.client_data(0)
+    delta = problem.attack(x, samples.double(), labels, torch.zeros_like(samples).double(), steps)
+    assert torch.equal(delta.abs(), torch.full_like(delta, 0.3))
+    margins = (2.0 * problem._images.test_labels.double() - 1) * (problem._images.test.double() @ w + b)
+    found = problem.metrics(x, problem.predict(x, slice(None)))
+    assert found["attacked_accuracy"] == (margins > 0.3 * w.abs().sum()).double().mean()
+
+
+@pytest.mark.parametrize("steps", [5, 7, 20])
+def test_the_default_step_is_a_quarter_of_the_bound(steps):
+    """2/255 for ε = 8/255. The first step from 0 has this size."""
+    problem = prepared(AdversarialTraining(dataset="digits", steps=steps, clients=2))
+    x, samples = linear(problem)[0], torch.full((3, *problem._images.shape), 0.5, dtype=torch.float64)
+    start = torch.zeros_like(samples)
+    given = prepared(AdversarialTraining(dataset="digits", steps=steps, step=2 / 255, clients=2))
+    found = [one.attack(x, samples, torch.arange(3), start, steps) for one in (problem, given)]
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("settings, steps", [
+    (dict(epsilon=0.3, step=2 / 255), "steps = 7"),
+    (dict(epsilon=0.1, step=0.05, test_steps=1), "test_steps = 1"),
+])  # fmt: skip
+def test_an_adversary_that_cannot_reach_the_bound_is_refused(settings, steps):
+    with pytest.raises(ValueError, match=rf"{steps} of step = .* moves by at most .*, less than epsilon"):
+        AdversarialTraining(dataset="digits", **settings)
+
+
+def test_the_product_of_steps_may_be_rounded():
+    """3 times 0.1 / 3, rounded down, is below 0.1."""
+    AdversarialTraining(dataset="digits", epsilon=0.1, step=0.1 / 3 * (1 - 1e-15), steps=3)
+
+
 def test_parts_of_the_test_samples_are_attacked_with_their_labels():
     problem = prepared(AdversarialTraining(dataset="digits", test_steps=2, clients=2))
     x = linear(problem)[0]

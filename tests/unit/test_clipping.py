@@ -68,6 +68,26 @@ def test_results_are_scaled_down_to_the_norm(name, jointly, full):
     assert oracle.clipped.tolist() == clipped.tolist() and 0 < clipped.sum()
 
 
+class Steep(Game):
+    """A game with gradients of the size 1e200, whose squares overflow."""
+
+    def loss(self, x, y, batch):
+        return 1e200 * super().loss(x, y, batch)
+
+
+@pytest.mark.parametrize("jointly", [False, True])
+def test_large_gradients_are_not_taken_for_zero(jointly):
+    """1e-14: some rounding errors."""
+    oracle = oracle_of(prepared(Steep(clients=CLIENTS)), batch_size=2, batched=True)
+    small = [part / 1e200 for part in parts(oracle, True)]
+    oracle.clip, oracle.clip_jointly = 0.5, jointly
+    oracle.select_clients(slice(0, CLIENTS))
+    norms = [part.norm(dim=1, keepdim=True) for part in small]
+    norms = [torch.hypot(*norms)] * 2 if jointly else norms
+    for part, norm, ours in zip(small, norms, parts(oracle, True)):
+        torch.testing.assert_close(ours, part * (0.5 / norm), rtol=1e-14, atol=0)
+
+
 def simulation(clip, method=None, **run):
     method = method or LocalSGDA(q=2, eta_x=0.05, eta_y=0.05)
     sections = {"oracle": {"batch_size": 2, "clip": clip}}
@@ -89,7 +109,7 @@ def test_the_share_of_clipped_gradients(group):
 
 @pytest.mark.parametrize("settings, message", [
     ({"clip": 0.0}, "greater than 0"),
-    ({"clip_over": "all"}, "clip_over is for clip: set clip, too"),
+    ({"clip_over": "all"}, "clip_over has no effect without clip"),
 ])  # fmt: skip
 def test_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

@@ -176,7 +176,7 @@ def job(**message):
     (dict(compression={"name": "qsgd", "levels": 0}), "greater than or equal to 1"),
     (dict(compression={"name": "qsgd", "levels": 2.5}), "valid integer"),
     (dict(compression={"name": "qsgd", "bits": 4}), "has no setting 'bits'"),
-    (dict(error_feedback=True), "set message.compression"),
+    (dict(error_feedback=True), "error_feedback has no effect without compression"),
     (dict(compress="qsgd"), "did you mean 'compression'"),
 ], ids=str)  # fmt: skip
 def test_invalid_settings_are_refused(settings, expected):

@@ -48,7 +48,7 @@ def deep(depth: int):
     ({"run": 5}, "run: Input should be a table, got 5"),
     ({"stop": {"metric": "error"}}, "stop: expected at_least, at_most or patience with metric"),
     ({"stop": {"patience": 2}}, "stop: patience needs a metric: set stop.metric"),
-    ({"stop": {"min_delta": 0.1}}, "stop: min_delta is for patience: set patience, too"),
+    ({"stop": {"min_delta": 0.1}}, "stop: min_delta has no effect without patience, got min_delta = 0.1"),
     ({"oracle": {"noise": "gausian"}}, "unknown noise 'gausian': did you mean 'gaussian'?"),
     ({"algorithm": LocalSGDA}, "algorithm: Input should be an instance of Algorithm, got <class"),
     ({"problem": "Saddle"}, "problem: Input should be an instance of Problem, got 'Saddle'"),

@@ -76,6 +76,26 @@ def test_non_finite_values_stay_in_their_client(method, dtype, value):
     torch.testing.assert_close(factors[[0, 2, 3]], expected[[0, 2, 3]])
 
 
+@pytest.mark.parametrize("dtype, power", [(torch.float32, 80), (torch.float32, 126), (torch.float64, 600)])
+@pytest.mark.parametrize("name", CASES)
+def test_large_estimators_are_not_taken_for_zero(name, dtype, power):
+    """The direction of a vector above the thresholds does not depend on its size, although its squares
+    overflow. Powers of two leave norms and quotients their bits, except for the small offset in the norm of
+    Newton-Schulz (1e-7 of the norm, which some steps increase)."""
+    direction, u = CASES[name][0], 100 * clients().to(dtype)
+    if "clip" in name:
+        u = u[:2]  # the zero matrix, and the parts of a client that are not clipped
+    large = direction(u * 2.0 ** (power - 10), SHAPES)
+    torch.testing.assert_close(large, direction(u, SHAPES), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype, power", [(torch.float32, -100), (torch.float64, -700)])
+def test_small_estimators_are_normalised(dtype, power):
+    u = clients().to(dtype)
+    assert torch.equal(Normalize()(u * 2.0**power, SHAPES), Normalize()(u, SHAPES))
+    assert torch.equal(Clip(1e-3)(u * 2.0**power, SHAPES), u * 2.0**power)
+
+
 def test_identity():
     assert torch.equal(Plain()(clients(), SHAPES), clients())
 

@@ -70,3 +70,15 @@ def test_an_infeasible_starting_point_is_the_error_of_the_problem(capsys):
     simulation.start()
     simulation.evaluate(simulation.output)
     assert "after round 0: initial() of Outside must return a point in the sets" in capsys.readouterr().err
+
+
+def test_a_method_of_the_package_is_not_blamed(capsys):
+    """It projects, so that only rounding errors can move an iterate out of a set."""
+    method = LocalSGDA(q=1, eta_x=0.0, eta_y=0.0)
+    simulation = mpifed.Simulation(Watched(set_x=Ball(0.5), set_y=Simplex()), method)
+    simulation.start()
+    simulation.step()
+    simulation.shared.y = simulation.shared.y + 1e9
+    simulation.evaluate(simulation.shared)
+    said = capsys.readouterr().err
+    assert "coordinates up to 1e+09: reduce the step sizes" in said and "must project" not in said

@@ -29,7 +29,8 @@ EXACT = Budget(1e-11, 5000)
 
 
 def simulated(problem_, of=None, algorithm=STEPS, rounds=1, batch_size=0, weights="uniform", **measures):
-    sections = {"measures": {"of": of, "accuracy": 1e-10, **measures}} if of is not None else {}
+    measures |= {"accuracy": 1e-10} if {*(of or ())} - {"stationarity", "tail"} else {}
+    sections = {"measures": {"of": of, **measures}} if of is not None else {}
     settings = dict(batch_size=batch_size, noise=0, weights=weights, sections=sections)
     return started(configuration(algorithm, problem_, "unused", **settings), rounds)
 

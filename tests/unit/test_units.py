@@ -52,7 +52,9 @@ def test_invalid_texts(kind, text, says):
 
 
 def test_a_job_stores_numbers(job):
-    config = Config.load(job, ["stop.seconds=2h", "run.watchdog=5min", "clock.timeout=1 min"])
+    config = Config.load(
+        job, ["stop.seconds=2h", "run.watchdog=5min", "clock.timeout=1 min", "clock.dropout=0.1"]
+    )
     clock = config.clock
     assert (clock.bandwidth_down, clock.bandwidth_up, clock.gradients_per_second) == (125e5, 1e7, 500)
     assert (clock.latency, clock.timeout, config.stop.seconds, config.run.watchdog) == (0.02, 60, 7200, 300)

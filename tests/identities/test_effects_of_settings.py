@@ -1,0 +1,109 @@
+"""Every setting of a method that is accepted changes its runs: settings without effect are refused."""
+
+import typing
+
+import pytest
+import torch
+from everything import METHODS, problem
+
+import mpifed
+from mpifed import ConfigError
+from mpifed.algorithms import ALGORITHMS
+from mpifed.base.settings import Options, build, default_of, settings_of
+from mpifed.parallel.comm import SerialComm
+
+#: Family → a small problem, with sets or a convex part, and with several parameters per block if possible.
+SMALL = {
+    "minimax": "FairClassification",
+    "operator": "MatrixGame",
+    "minimisation": "Classification",
+    "composition": "LinearMAML",
+    "bilevel": "QuadraticBilevel",
+}
+
+
+#: (Method, setting) → why a value has no effect on the small runs, although the setting has one elsewhere.
+ELSEWHERE = {
+    ("FedMuonDA", "orthogonalize"): "auto is svd on CPUs",
+    ("FedMuonDA", "iterations"): "auto uses them on GPUs",
+    ("LocalDualExtrapolation", "t0_mirror"): "the starting point is in the set",
+    ("LocalDualExtrapolation", "mirror"): "all mirror maps of blockwise are Euclidean by default",
+    ("FedDualAvg", "mirror"): "likewise",
+    ("FeDualEx", "mirror"): "likewise",
+    ("FedExP", "epsilon"): "the server's step size is 1, its lower bound",
+    ("FedExP", "epsilon_scaled"): "likewise",
+    ("Bi2Clip", "u_g"): "displacements are shorter",
+    ("SimFBO", "radius"): "z is inside of the ball",
+    ("ShroFBO", "radius"): "likewise",
+    ("SimFBO", "normalized"): "all clients take the same number of steps",
+    ("ProxSkipLSVRGDAFL", "q"): "the random numbers are on the same side of both probabilities",
+    ("ProxSkipLSVRGDAFL", "large_batch"): "clients have one row",
+}
+
+
+def problem_of(method):
+    """Return a small problem on which the method runs."""
+    if method.mixture:
+        return problem("QuadraticMixture")
+    name = SMALL["minimisation" if method.__name__ == "STEM" else method.family]
+    if method.family == "operator" and not method.composite:
+        name = "AffineGame"
+    elif method.family == "minimax" and not method.constrained:
+        name = "QuadraticNCPL"
+    return problem(name)
+
+
+def outcome(name: str, settings: dict) -> list:
+    """Return the records of the server, the output and the costs after some rounds."""
+    method = build(ALGORITHMS[name], settings, name)
+    simulation = mpifed.Simulation(
+        problem_of(ALGORITHMS[name]), method, comm=SerialComm(),
+        oracle={"batch_size": 4, "noise": {"name": "gaussian", "scale": 0.1}},
+        participation={"cohort": 2} if method.partial_participation else {},
+    )  # fmt: skip
+    simulation.start()
+    for _ in range(3):
+        simulation.step()
+    costs = simulation.rounds.costs
+    counts = [costs.phases, costs.oracle_calls, costs.bytes_up, costs.bytes_down]
+    return [simulation.shared.buffer.clone(), simulation.output.buffer.clone(), counts]
+
+
+def alternatives(annotation) -> list:
+    """Return values of a setting by its type: all names, or a number."""
+    if hasattr(annotation, "__value__"):
+        return alternatives(annotation.__value__)
+    if typing.get_origin(annotation) is typing.Annotated:
+        choices = [one for one in typing.get_args(annotation)[1:] if isinstance(one, Options)]
+        names = [name for one in choices for name in (*one.classes, *one.names)]
+        numbers = [0.037] if any(one.number for one in choices) else []
+        return [*names, *numbers] if choices else alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return [*typing.get_args(annotation)]
+    if parts := typing.get_args(annotation):
+        return [other for part in parts for other in alternatives(part)]
+    return {bool: [True, False], int: [3, 1], float: [0.31]}.get(annotation, [])
+
+
+def is_same(one: list, other: list) -> bool:
+    tensors = all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one[:2], other[:2]))
+    return tensors and one[2] == other[2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_accepted_setting_of_a_method_has_an_effect(name):
+    base = METHODS[name][0]
+    before, tried = outcome(name, base), 0
+    for setting, field in settings_of(ALGORITHMS[name]).items():
+        default = default_of(field)
+        for value in alternatives(field.annotation):
+            if value in (base.get(setting, default), getattr(default, "choice_name", None)):
+                continue
+            try:
+                after = outcome(name, base | {setting: value})
+            except (ConfigError, ValueError):
+                continue
+            tried += 1
+            if (name, setting) not in ELSEWHERE:
+                assert not is_same(before, after), f"{setting} = {value} has no effect"
+    assert tried
