@@ -73,7 +73,7 @@ __all__ = [
     "stored", "within_round",
 ]  # fmt: skip
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 #: Module → its public names.
 _MODULES = {

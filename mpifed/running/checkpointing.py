@@ -103,7 +103,7 @@ class CheckpointManager:
                 state.buffer.copy_(torch.from_numpy(arrays[name]))
             past = _read_history(snapshot) if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
-        steps = header.get("steps") or _steps_before_0_3(header, simulation.config.algorithm)
+        steps = header.get("steps") or _steps_of_version_0_2(header, simulation.config.algorithm)
         simulation.restore(snapshot.round, header["skipped"], header["unsent"], steps)
         simulation.infeasible = header["infeasible"]
         self.newest = snapshot.round
@@ -346,7 +346,7 @@ class Snapshot:
         return End.read(self.header)
 
 
-def _steps_before_0_3(header: dict, method: Algorithm) -> tuple[int, int]:
+def _steps_of_version_0_2(header: dict, method: Algorithm) -> tuple[int, int]:
     """Return the numbers of steps of a checkpoint without them, whose rounds all had the stored number."""
     table = header["config"].get("algorithm")
     stored = table.get(method.steps) if isinstance(table, dict) else None

@@ -401,6 +401,8 @@ def test_the_server_waits_for_clients_that_drop_out(comm, out):
         "first": {"dropout": [0.0, 0, 0, 0, 1], "cohort": 4, "oversample": 5},
     }.items():
         clock = CLOCK | {"jitter": 0.0}
+        if name == "all":
+            del clock["timeout"]  # it has no effect without dropouts, and is refused
         result = run(job(f"{out}/{name}", METHOD, participation, rounds=2, clock=clock), comm)
         if comm.rank == 0:
             seconds[name] = result.costs["federated_seconds"][-1]
