@@ -104,8 +104,8 @@ def expect_same_round(name: str, rival, simulation, steps: int) -> None:
 
     Args:
         name: name of the other program.
-        rival: has functions ``load(point)``, ``round(members, rows)`` and ``point()``; its ``problem.loss`` is
-            called once per gradient, unless its gradients are analytic.
+        rival: has functions ``load(point)``, ``round(members, rows)`` and ``point()``; its ``problem.loss``
+            is called once per gradient, unless its gradients are analytic.
         steps: local steps per round, with one gradient each.
     """
     (members, rows), start = minibatches(simulation, steps), simulation.point()

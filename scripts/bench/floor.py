@@ -144,8 +144,12 @@ class Floor:
         self.reduce()
 
     def mean_gradient(self, rows, members):
-        """Return the sum of the clients' gradients on ``rows``, by client, over all ranks, by the reduction of
-        a round, divided by the number of clients."""
+        """Return the mean gradient over the clients of all ranks, by the reduction of a round.
+
+        Args:
+            rows: rows of the minibatches of a client.
+            members: numbers of the clients of this rank.
+        """
         import torch
 
         self.buffer.zero_()
