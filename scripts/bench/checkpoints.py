@@ -4,12 +4,13 @@
 One process with four clients and three metrics, with ten rounds and one evaluation between checkpoints. The
 table shows the CPU time and the number of bytes written: for the first checkpoint, the median and the mean of
 the following ones (only the mean includes the results file, which is rewritten less often), and for the end
-of the run, which writes all files.
+of the run, which writes all files. The results file must then contain every round.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +40,7 @@ def cost(action) -> tuple[float, int]:
 
 def measure(recorded: int, out: Path) -> dict:
     """Return the row of the table for ``recorded`` rounds."""
+    import mpifed
     from mpifed.config.job import Config
     from mpifed.parallel.comm import SerialComm
     from mpifed.running.checkpointing import CheckpointManager
@@ -58,7 +60,8 @@ def measure(recorded: int, out: Path) -> dict:
     simulation.start()
     recorder = Recorder(simulation, comm)
     checkpoints = CheckpointManager(config.run, folder, simulation, recorder, comm)
-    recorder.record_round()
+    if not recorded:
+        recorder.record_round()
     names = ["round", *simulation.evaluate(simulation.shared)]
     if recorded:
         costs = np.random.default_rng(0).uniform(size=(recorded + 1, len(COSTS)))
@@ -80,6 +83,9 @@ def measure(recorded: int, out: Path) -> dict:
     each = np.array([save() for _ in range(CHECKPOINTS)])
     last = save(End("rounds", "all rounds done"))
     folder.close()
+    stored = mpifed.load(out).costs["round"]
+    if not np.array_equal(stored, np.arange(simulation.round + 1)):
+        sys.exit(f"checkpoints: expected rounds 0 to {simulation.round} in {out}, got {len(stored)} rounds")
     return {
         "recorded": recorded,
         "first_ms": first[0],

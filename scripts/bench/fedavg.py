@@ -2,11 +2,12 @@
 """CPU time of a round relative to a bare loop: python scripts/bench/fedavg.py [--workloads ...]
 [--groups ...] [--run KEY=VALUE ...] [--json FILE]
 
-FedAvg, and Local-SGDA on the saddle, in one process with one thread. The bare loop is the fastest loop over
-clients in plain torch: parameters and gradients are views of flat vectors, ``backward`` adds to the
-gradients, the update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a round are sampled at once. It is
+FedAvg, and Local-SGDA on the saddle, in one process with one thread. The bare loop is a loop over clients in
+plain torch: parameters and gradients are views of flat vectors, ``backward`` adds to the gradients, the
+update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a client in a round are sampled at once. It is
 compared with mpifed with ``run.group = 1``, which also loops over clients, and with the default ``auto``, or
-with the values of ``--groups``. ``--run`` changes other settings of the section ``run``.
+with the values of ``--groups``. ``--run`` changes other settings of the section ``run``. Before times are
+measured, one round of each must have the same result (``agreement.py``).
 
 All of them take turns, so other processes slow down neighbouring blocks equally. ``ratio`` is the median of
 the ratios of neighbouring blocks.
@@ -26,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import floor
 import torch
 import torch.nn.functional as F
+from agreement import Rows, expect_same_round
 from launching import processor, started, write_json
 
 from mpifed import Blocks, Config, Minimisation
@@ -115,7 +117,7 @@ def simulation(workload: Workload, run: dict) -> Simulation:
 
 
 class Bare:
-    """The same rounds in bare torch."""
+    """The same rounds in bare torch, from the same starting point."""
 
     def __init__(self, like: Simulation, workload: Workload):
         self.problem, self.steps, self.batch = like.problem, workload.steps, workload.batch
@@ -125,7 +127,6 @@ class Bare:
         ]
         self.shared, self.flat = like.point(), like.point()
         self.gradient, self.total = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.round = self._saddle if like.problem.gradients else self._images
         if not like.problem.gradients:
             self.leaves = {
                 name: view.requires_grad_()
@@ -134,19 +135,33 @@ class Bare:
             for leaf, view in zip(self.leaves.values(), like.blocks.unflatten("x", self.gradient).values()):
                 leaf.grad = view
 
-    def _images(self) -> None:
-        with torch.no_grad():
-            self.total.zero_()
-        for samples, labels in self.data:
-            self.train(samples, labels)
-        self.shared = self.total / len(self.data)
+    def load(self, point: torch.Tensor) -> None:
+        """Start the next round at ``point``."""
+        self.shared = point
 
-    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> None:
-        """Take the local steps of one client and add its point to the total."""
-        rows = torch.randint(len(labels), (self.steps, self.batch))
+    def point(self) -> torch.Tensor:
+        return self.shared
+
+    def round(self, members: Sequence[int] | None = None, rows: Rows | None = None) -> None:
+        """Execute a round.
+
+        Args:
+            members: the cohort; default: all clients.
+            rows: rows of the minibatches of a client; default: sampled.
+        """
+        self.total.zero_()
+        members = range(len(self.data)) if members is None else members
+        for client in members:
+            self.train(client, rows)
+        self.shared = self.total / len(members)
+
+    def train(self, client: int, rows: Rows | None = None) -> None:
+        """Take the local steps of a client and add its point to the total."""
+        samples, labels = self.data[client]
+        batches = torch.randint(len(labels), (self.steps, self.batch)) if rows is None else rows(client)
         with torch.no_grad():
             self.flat.copy_(self.shared)
-        for chosen in rows:
+        for chosen in batches:
             self.gradient.zero_()
             batch = samples.index_select(0, chosen), labels.index_select(0, chosen)
             self.problem.loss(self.leaves, batch).backward()
@@ -155,8 +170,12 @@ class Bare:
         with torch.no_grad():
             self.total.add_(self.flat)
 
+
+class BareSaddle(Bare):
+    """The same with the gradients of the saddle problem, whose clients have one row each."""
+
     @torch.no_grad()
-    def _saddle(self) -> None:
+    def round(self, members: Sequence[int] | None = None, rows: Rows | None = None) -> None:
         d, tau = self.problem.d, self.problem.tau
         self.total.zero_()
         x, y = self.flat.split(d)
@@ -174,8 +193,11 @@ class Bare:
 def measure(workload: Workload, groups: Sequence[int | str], run: dict, seconds: float) -> list[dict]:
     """Return a row for each value of ``run.group``, measured for about ``seconds`` seconds."""
     made = {group: simulation(workload, run | {"group": group}) for group in groups}
-    rounds = {"bare": Bare(made[groups[0]], workload).round}
-    rounds |= {group: one.step for group, one in made.items()}
+    like = made[groups[0]]
+    loop = (BareSaddle if like.problem.gradients else Bare)(like, workload)
+    for group, one in made.items():
+        expect_same_round(f"run.group = {group}", loop, one, workload.steps)
+    rounds = {"bare": loop.round} | {group: one.step for group, one in made.items()}
     times: dict[int | str, list[float]] = {name: [] for name in rounds}
     order, until = list(rounds), time.monotonic() + seconds
     while time.monotonic() < until or len(times["bare"]) < 6:

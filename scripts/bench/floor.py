@@ -6,7 +6,8 @@ The lower bound, the *floor*, is the time of the necessary work: the gradient ev
 plain torch (same loss, network, number of evaluations and minibatch gathers; parameters and gradients are
 views of flat vectors; rows are sampled beforehand, and there is no update arithmetic), and one
 ``MPI_Allreduce`` with the size of the message. One job measures mpifed and the floor alternately, in short
-blocks.
+blocks. Before, the mean gradient of the floor must agree with that of mpifed (``agreement.py``); with
+``--groups``, the points after two rounds.
 
 ``ratio`` is the median of the ratios of neighbouring blocks. Other processes slow down both blocks of a pair,
 which hardly changes their ratio, and the median ignores pairs of which only one block was slowed down. The
@@ -29,6 +30,7 @@ import sys
 import time
 from pathlib import Path
 
+from agreement import BFLOAT16, TOLERANCE, expect_equal, minibatches
 from launching import launch, send, started, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
@@ -49,7 +51,7 @@ CLIENTS = 8
 
 
 class Floor:
-    """A round in plain torch and MPI for the clients of this rank."""
+    """A round in plain torch and MPI for the clients of this rank, at the current point of a simulation."""
 
     def __init__(self, simulation, batch_size: int):
         import torch
@@ -94,7 +96,7 @@ class Floor:
         return (lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)) if on_cpu else through_host
 
     def _analytic(self, x, y):
-        """Return the gradients of the saddle problem as a function of a batch."""
+        """Return the gradients of x and y of the saddle problem as a function of a batch."""
         tau = self.problem.tau
 
         def evaluate(batch):
@@ -104,14 +106,15 @@ class Floor:
         return evaluate
 
     def _by_autograd(self, x, y):
-        """Return the gradient by autograd as a function of a batch.
+        """Return the gradients of x and y by autograd as a function of a batch.
 
         Parameters are views of one flat vector per block, and their gradients views of another.
         """
         import torch
 
         gradient, blocks, named = torch.zeros(len(x) + len(y), device=x.device), self.problem.variables(), []
-        for block, flat, part in zip("xy", (x, y), gradient.split((len(x), len(y)))):
+        parts = gradient.split((len(x), len(y)))
+        for block, flat, part in zip("xy", (x, y), parts):
             named.append(
                 {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()}
             )
@@ -121,22 +124,62 @@ class Floor:
         def evaluate(batch):
             gradient.zero_()
             self.problem.loss(*named, batch).backward()
+            return parts
 
         return evaluate
+
+    @staticmethod
+    def batch(data, chosen):
+        """Return a minibatch, or the only row of a client if no rows are chosen."""
+        if len(chosen):
+            return tuple([column.index_select(0, chosen) for column in data])
+        return tuple([column[0] for column in data])
 
     def round(self) -> None:
         for data, rows in zip(self.clients, self.rows):
             for chosen in rows:
-                if len(chosen):
-                    batch = tuple([column.index_select(0, chosen) for column in data])
-                else:
-                    batch = tuple([column[0] for column in data])
+                batch = self.batch(data, chosen)
                 for _ in range(self.points):
                     self.evaluate(batch)
         self.reduce()
 
+    def mean_gradient(self, rows, members):
+        """Return the mean gradient over the clients of all ranks, by the reduction of a round.
 
-def simulate(workload: str, method: str, clients: int, group: int | str, options):
+        Args:
+            rows: rows of the minibatches of a client.
+            members: numbers of the clients of this rank.
+        """
+        import torch
+
+        self.buffer.zero_()
+        for client, data in zip(members, self.clients):
+            chosen = rows(int(client))[0].to(self.buffer.device)
+            self.buffer[:-1] += torch.cat(self.evaluate(self.batch(data, chosen)))
+        self.reduce()
+        return self.buffer[:-1] / self.problem.clients
+
+
+def expect_same_gradient(workload: str, clients: int, options) -> None:
+    """Compare the floor's mean gradient with the change of the point in a round of one step of size 1."""
+    import torch
+
+    simulation, batch_size = simulate(workload, "LocalSGDA", clients, 1, options, q=1, eta_x=1.0, eta_y=1.0)
+    floor, start = Floor(simulation, batch_size), simulation.point()
+    found = floor.mean_gradient(
+        minibatches(simulation, 1)[1], simulation.placement.clients_of(simulation.comm.rank)
+    )
+    simulation.step()
+    change = simulation.point() - start
+    descent = torch.cat([-change[: len(simulation.shared.x)], change[len(simulation.shared.x) :]])
+    # A step of size 1 rounds the sum of the point and the gradient.
+    scale = max(float(descent.abs().max()), float(start.abs().max()))
+    tolerance = TOLERANCE if options.autocast == "none" else BFLOAT16
+    expect_equal(f"floor of {workload}", found, descent, simulation.comm, scale, tolerance)
+    simulation.transport.close()
+
+
+def simulate(workload: str, method: str, clients: int, group: int | str, options, **settings):
     """Return a simulation after its first rounds, which are slower, and its batch size."""
     from mpifed.config.job import Config
     from mpifed.parallel.world import world
@@ -144,7 +187,7 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
     batch_size = 0 if workload == "saddle" else options.batch
     config = Config.from_table(
         {
-            "algorithm": {"name": method, "q": options.q, **METHODS[method]},
+            "algorithm": {"name": method, "q": options.q, **METHODS[method], **settings},
             "problem": {"clients": clients, **WORKLOADS[workload][0]},
             "oracle": {"batch_size": batch_size},
             "run": {
@@ -205,6 +248,7 @@ def against_floor(workload: str, method: str, options) -> dict:
     from mpi4py import MPI
 
     world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
+    expect_same_gradient(workload, options.clients * world.size, options)
     simulation, batch_size = simulate(workload, method, options.clients * world.size, 1, options)
     floor, costs, before = Floor(simulation, batch_size), simulation.rounds.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
@@ -229,6 +273,7 @@ def against_floor(workload: str, method: str, options) -> dict:
 def groups(workload: str, method: str, options) -> dict:
     """Return a row that compares looped with vectorised clients, on one rank."""
     loop, every = (simulate(workload, method, CLIENTS, group, options)[0] for group in (1, "all"))
+    expect_equal("vectorised clients", every.point(), loop.point(), loop.comm)
     rounds = (options.rounds or WORKLOADS[workload][1]) // 4
     times = paired(loop.step, every.step, rounds, 1, idle(loop.device))
     return summary(*times, ("loop", "all")) | {"clients": CLIENTS}

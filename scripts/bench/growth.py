@@ -4,7 +4,8 @@ python scripts/bench/growth.py [--out growth.png] [--json FILE]
 
 The benchmark uses the saddle job (FGDA, float32). Its gradients are cheap, so the time of a round is the time
 of the simulator. One number varies, the others have the values in :data:`BASE`. The times are medians over
-rounds of the time of the slowest rank.
+rounds of the time of the slowest rank. The results must be bitwise identical on all numbers of ranks
+(``agreement.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from agreement import digest, expect_same_bits
 from launching import launch, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
@@ -48,8 +50,9 @@ def prepare(config, comm) -> None:
     config.problem.prepare = lambda *_: None
 
 
-def seconds_per_round(comm, config, budget: float) -> float:
-    """Return the median time of a round of the slowest rank, measured for about ``budget`` seconds."""
+def seconds_per_round(comm, config, budget: float) -> tuple[float, str]:
+    """Return the median time of a round of the slowest rank, measured for about ``budget`` seconds, and a
+    digest of the point after two rounds."""
     import numpy as np
 
     from mpifed.simulation.simulation import Simulation
@@ -65,8 +68,9 @@ def seconds_per_round(comm, config, budget: float) -> float:
         comm.allreduce_(now, "max")
         taken.append(now.item())
         if len(taken) == 2:
+            bits = digest(simulation)
             repeats = 2 + int(np.clip(budget / now[0], 5, 200))
-    return statistics.median(taken[2:])  # the first rounds touch new memory
+    return statistics.median(taken[2:]), bits  # the first rounds touch new memory
 
 
 def work(options) -> None:
@@ -78,9 +82,9 @@ def work(options) -> None:
     for value in [comm.size] if name == "ranks" else GROWING[name]:
         config = configure(**BASE | ({} if name == "ranks" else {name: value}))
         prepare(config, comm)
-        seconds = seconds_per_round(comm, config, options.seconds)
+        seconds, bits = seconds_per_round(comm, config, options.seconds)
         if comm.rank == 0:
-            send({"growing": name, "value": value, "ms": 1e3 * seconds})
+            send({"growing": name, "value": value, "ms": 1e3 * seconds, "digest": bits})
 
 
 def draw(rows: list[dict], path: Path) -> None:
@@ -111,10 +115,13 @@ def main() -> None:
     options = parse()
     if options.worker:
         return work(options)
-    rows = []
+    rows, bits = [], ""
     print(f"{'growing':>8} {'value':>9} {'ms per round':>12}")
     for name, ranks in [(name, 1) for name in GROWING] + [("ranks", ranks) for ranks in RANKS]:
         for row in launch(ranks, __file__, [*sys.argv[1:], "--worker", name]):
+            if name == "ranks":
+                bits = row["digest"] if ranks == RANKS[0] else bits
+                expect_same_bits(ranks, row["digest"], bits)
             rows.append(row)
             print(f"{row['growing']:>8} {row['value']:>9,} {row['ms']:>12.4g}", flush=True)
     draw(rows, options.out)

@@ -14,7 +14,8 @@ before the simulation is constructed (Python, torch, MPI); the data of the clien
 the memory during set-up, two rounds and an evaluation, and the increase after them; and the ratio of the
 largest increase to that of one rank. Memory is the proportional set size in /proc/PID/smaps_rollup, in which
 a page that n processes map counts as 1/n in each of them, read every few milliseconds. Increases are those of
-anonymous and shared pages; base includes pages of files, such as libraries.
+anonymous and shared pages; base includes pages of files, such as libraries. The results must be bitwise
+identical on all numbers of ranks (``agreement.py``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from agreement import digest, expect_same_bits
 from launching import launch, processor, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
@@ -125,7 +127,8 @@ def work(problem: dict, batch_size: int, group: int | str, real: bool) -> None:
     guarded = sum(memory_needs(config, simulation.problem, hosted, hosted).values()) / 1e6
     time.sleep(PAUSE)  # in which the last memory is read
     if comm.rank == 0:
-        send(dict(zip(COLUMNS, [*most.tolist(), guarded])) | {"total": float(total[0])})
+        row = dict(zip(COLUMNS, [*most.tolist(), guarded]))
+        send(row | {"total": float(total[0]), "digest": digest(simulation)})
     comm.barrier()
 
 
@@ -187,10 +190,11 @@ def main() -> None:
         names = ("set", "ranks", "base", "data", "peak", "end", "ratio")
         print("".join(f"{name:>10}" for name in names), flush=True)
         for name, problem in DATA.items():
-            alone = None
+            alone = bits = None
             for ranks in RANKS:
                 found = measure(problem | {"clients": 100}, 10, 1, ranks, True)
-                alone = alone or found["peak"]
+                alone, bits = alone or found["peak"], bits or found["digest"]
+                expect_same_bits(ranks, found["digest"], bits)
                 row = {"set": name, "ranks": ranks, "base": found["base"], "data": found["total"]}
                 rows.append(row | {key: found[key] for key in ("peak", "end")})
                 print(row_text(rows[-1]) + f"{found['peak'] / alone:>10.2f}", flush=True)

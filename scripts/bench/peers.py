@@ -9,9 +9,13 @@ processes, with one thread per process, and compute the same number of gradients
 same data:
 
 * ``bare``: one client after another in plain torch, parameters and gradients as views of flat vectors, and
-  one raw ``MPI_Allreduce``.
-* ``pfl``: pfl-research, ``FederatedAveraging`` and ``SimulatedBackend``, with data as torch tensors and its
-  processes connected by torch.distributed (gloo).
+  one raw ``MPI_Allreduce``. Every process has all data, so the cohort is divided equally.
+* ``pfl``: pfl-research, ``FederatedAveraging`` and ``SimulatedBackend``, without evaluations, with data as
+  torch tensors and its processes connected by torch.distributed (gloo). A minibatch is a slice of
+  consecutive rows, whereas mpifed and ``bare`` sample and gather rows. Every process has all data.
+
+Before times are measured, one round with the same cohort and minibatches must have the same result in all of
+them, and each process must evaluate a part of the gradients (``agreement.py``).
 
 The table shows milliseconds per round (CPU time of one process; wall time of several), medians, and the ratio
 to mpifed in neighbouring turns, median and quartiles: above 1, mpifed is faster.
@@ -21,7 +25,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
+import socket
 import statistics
 import sys
 import time
@@ -31,6 +37,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from agreement import expect_same_round
 from launching import launch, processor, send, started, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
@@ -100,29 +107,28 @@ def module(work: Work):
     return nn.Sequential(*layers[:-1])
 
 
-def bare(work: Work, made, data) -> Callable[[], None]:
-    """Return a function that executes a round of a bare loop over this rank's clients."""
+def bare(work: Work, made):
+    """Return the bare loop on several processes."""
     import numpy as np
-    import torch
     from fedavg import Bare, Workload
     from mpi4py import MPI
 
-    world, loop = MPI.COMM_WORLD, Bare(made, Workload(made.problem, work.steps, work.batch))
-    rng, cohort = np.random.default_rng(0), work.cohort or work.clients
+    world, rng, cohort = MPI.COMM_WORLD, np.random.default_rng(0), work.cohort or work.clients
 
-    def round() -> None:
-        loop.total.zero_()
-        for client in rng.permutation(work.clients)[:cohort]:
-            if client % world.size == world.rank:
-                loop.train(*data[client])
-        world.Allreduce(MPI.IN_PLACE, loop.total.numpy())
-        torch.div(loop.total, cohort, out=loop.shared)
+    class Loop(Bare):
+        def round(self, members=None, rows=None) -> None:
+            members = rng.permutation(work.clients)[:cohort] if members is None else members
+            self.total.zero_()
+            for client in members[world.rank :: world.size]:
+                self.train(client, rows)
+            world.Allreduce(MPI.IN_PLACE, self.total.numpy())
+            self.shared = self.total / cohort
 
-    return round
+    return Loop(made, Workload(made.problem, work.steps, work.batch))
 
 
-def pfl(work: Work, made, data) -> Callable[[], None]:
-    """Return a function that executes a round of pfl-research."""
+def pfl(work: Work, made):
+    """Return pfl-research, whose processes are connected as if torchrun had started them."""
     import torch
     import torch.nn.functional as F
     from pfl.aggregate.simulate import SimulatedBackend
@@ -130,18 +136,16 @@ def pfl(work: Work, made, data) -> Callable[[], None]:
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
-    from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam.base import NNTrainHyperParams
     from pfl.metrics import Weighted
     from pfl.model.pytorch import PyTorchModel
 
+    if made.comm.size > 1 and not torch.distributed.is_initialized():
+        sys.exit("pfl: expected processes that are connected by torch.distributed: no times are measured")
+    data = list(map(made.problem.client_data, range(work.clients)))
     network = module(work)
     network.loss = lambda samples, labels: F.cross_entropy(network(samples), labels)
     network.metrics = lambda samples, labels: {"loss": Weighted(0.0, 1)}
-    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
-    sampler = get_user_sampler("minimize_reuse", list(range(work.clients)))
-    users = FederatedDataset(lambda client: Dataset(raw_data=list(data[client])), sampler)
-    backend, algorithm = SimulatedBackend(users, None), FederatedAveraging()
     settings = NNAlgorithmParams(
         central_num_iterations=10**6, evaluation_frequency=10**6,
         train_cohort_size=work.cohort or work.clients, val_cohort_size=None,
@@ -149,18 +153,59 @@ def pfl(work: Work, made, data) -> Callable[[], None]:
     training = NNTrainHyperParams(
         local_batch_size=work.batch, local_num_epochs=1, local_learning_rate=LR, local_num_steps=None
     )
-    iteration = 0
 
-    def round() -> None:
-        nonlocal iteration
-        iteration += 1  # iteration 0 evaluates
-        (context,), _, _ = algorithm.get_next_central_contexts(model, iteration, settings, training, None)
-        statistics, metrics = backend.gather_results(
-            model=model, training_algorithm=algorithm, central_context=context
-        )
-        algorithm.process_aggregated_statistics_from_all_contexts(((context, statistics),), metrics, model)
+    class Loop:
+        """Minibatches are consecutive rows: given rows are gathered when the data of a client are loaded."""
 
-    return round
+        def __init__(self):
+            self.problem = network
+            self.model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+            self.algorithm, self.iteration = FederatedAveraging(), 0
+            self.users, self.rows = itertools.cycle(range(work.clients)), None
+            users = FederatedDataset(self.client, lambda: next(self.users))
+            self.backend = SimulatedBackend(users, None)
+
+        def client(self, client: int) -> Dataset:
+            columns = data[client]
+            if self.rows is not None:
+                columns = [column[self.rows(client).flatten()] for column in columns]
+            return Dataset(raw_data=list(columns))
+
+        def load(self, point: torch.Tensor) -> None:
+            torch.nn.utils.vector_to_parameters(point.clone(), network.parameters())
+
+        def point(self) -> torch.Tensor:
+            return torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+
+        def round(self, members=None, rows=None) -> None:
+            if members is not None:
+                self.users = itertools.chain(members, self.users)
+            self.rows = rows
+            self.iteration += 1  # iteration 0 evaluates
+            (context,), _, _ = self.algorithm.get_next_central_contexts(
+                self.model, self.iteration, settings, training, None
+            )
+            statistics, metrics = self.backend.gather_results(
+                model=self.model, training_algorithm=self.algorithm, central_context=context
+            )
+            self.algorithm.process_aggregated_statistics_from_all_contexts(
+                ((context, statistics),), metrics, self.model
+            )
+
+    return Loop()
+
+
+def torchrun_variables(world) -> dict[str, str]:
+    """Return the environment variables that torchrun sets. Without the last, pfl-research starts no
+    torch.distributed, and every process trains the whole cohort."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = world.bcast(free.getsockname()[1])
+    rank, size = str(world.rank), str(world.size)
+    return {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bench",
+    }  # fmt: skip
 
 
 #: Name → the module that it requires, and the function above.
@@ -180,11 +225,12 @@ def measure(name: str, seconds: float) -> list[dict]:
     work, world = WORKLOADS[name], MPI.COMM_WORLD
     clock = time.process_time if world.size == 1 else time.perf_counter
     made = simulation(work, MpiComm(world) if world.size > 1 else SerialComm())
-    data = [tuple(columns) for columns in map(made.problem.client_data, range(work.clients))]
     rounds: dict[str, Callable[[], object]] = {"mpifed": made.step}
     for peer, (library, make) in PEERS.items():
         if importlib.util.find_spec(library):
-            rounds[peer] = make(work, made, data)
+            rival = make(work, made)
+            expect_same_round(peer, rival, made, work.steps)
+            rounds[peer] = rival.round
     times: dict[str, list[float]] = {peer: [] for peer in rounds}
     order, until, more = list(rounds), time.monotonic() + seconds, True
     while more or len(times["mpifed"]) < 6:
@@ -222,11 +268,8 @@ def main() -> None:
         from mpi4py import MPI
 
         (name,), world = options.workloads, MPI.COMM_WORLD
-        if world.size > 1:  # where pfl-research looks for its processes
-            os.environ |= {
-                "RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.rank),
-                "LOCAL_WORLD_SIZE": str(world.size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531",
-            }  # fmt: skip
+        if world.size > 1:
+            os.environ |= torchrun_variables(world)
         rows = measure(name, options.seconds)
         if world.rank == 0:
             for row in rows:

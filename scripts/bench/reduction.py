@@ -5,7 +5,8 @@
 The benchmark compares the reductions ``exact`` and ``fused``, by messages (``host``) and, with several ranks,
 in shared memory (``shm``), with an in-place ``MPI_Allreduce`` of the same size and with sending all rows (an
 Alltoallv of all clients' messages, a sum in client order, an Allgatherv). Messages are float32. The time
-includes the sum over all clients and the exchange. A group is the number of rows that are added at a time.
+includes the sum over all clients and the exchange, for the Allreduce only the exchange. A group is the number
+of rows that are added at a time. Before, each variant must return the right sum (``agreement.py``).
 
 All variants are measured alternately, in blocks of one job. Times are medians of the slowest rank; ratios are
 medians of the ratios of neighbouring blocks, on which other processes have little influence. ``--clock cpu``
@@ -22,9 +23,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from agreement import expect_equal
 from mpi4py import MPI
 
 from mpifed.cli.output import quiet_broken_pipe
+from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import choose_transport
@@ -44,31 +47,36 @@ COLUMNS = {
 
 
 def reducing(kind: str, transport, placement: Placement, group: int, size: int):
-    """Return a function that reduces the messages of all clients, which are already in the rows."""
+    """Return a function that reduces the messages of all clients, which are already in the rows, and returns
+    the mean. Its argument replaces all messages of this rank."""
     rank = transport.comm.rank
     cohort = Cohort(np.arange(placement.clients), placement, rank)
     count = placement.counts[rank]
     reduction = REDUCTIONS[kind](transport, min(group, max(count, 1)), placement, size, torch.float32)
-    reduction.rows.zero_()
     groups = [slice(start, min(start + group, count)) for start in range(0, count, group)]
 
-    def reduce():
+    def reduce(message=None):
         reduction.begin(cohort)
         for members in groups:
+            if message is not None:
+                reduction.rows[...] = torch.as_tensor(message)
             reduction.add(members)
         reduction.finish()
+        return reduction.mean
 
     return reduce
 
 
 def sending_rows(comm: MPI.Comm, placement: Placement, size: int):
-    """Return a function in which each rank adds a slice of all clients' rows."""
+    """Return a function like that of :func:`reducing`, in which each rank adds a slice of all rows."""
     counts, rank = np.array(placement.counts), comm.rank
     edges = np.linspace(0, size, comm.size + 1).astype(int)
     widths = np.diff(edges)
     rows, result = np.zeros((counts[rank], size), np.float32), np.zeros(size, np.float32)
 
-    def reduce():
+    def reduce(message=None):
+        if message is not None:
+            rows[...] = message
         send = np.concatenate([rows[:, left:right].reshape(-1) for left, right in zip(edges, edges[1:])])
         received = np.empty((placement.clients, widths[rank]), np.float32)
         comm.Alltoallv([send, counts[rank] * widths], [received, counts * widths[rank]])
@@ -77,8 +85,33 @@ def sending_rows(comm: MPI.Comm, placement: Placement, size: int):
             piece += row
         comm.Allgatherv(piece, [result, widths])
         result[...] /= placement.clients
+        return result
 
     return reduce
+
+
+def allreduce(comm: MPI.Comm, size: int):
+    """Return a function that adds the ranks' messages by one raw Allreduce, in place."""
+    buffer = np.zeros(size, np.float32)
+
+    def reduce(message=None):
+        if message is not None:
+            buffer[...] = message
+        comm.Allreduce(MPI.IN_PLACE, buffer)
+        return buffer
+
+    return reduce
+
+
+def expect_right_sums(variants: dict, comm: SerialComm, placement: Placement, size: int) -> None:
+    """Compare the results with the known sum of messages that differ between ranks and columns."""
+    message = 1 + np.arange(size) % 7
+    ranks = 1 + np.arange(comm.size)
+    mean = (ranks * placement.counts).sum() / placement.clients
+    for name, reduce in variants.items():
+        found = reduce((1 + comm.rank) * message.astype(np.float32))
+        expect_equal(name, found, message * (ranks.sum() if name == "Allreduce" else mean), comm)
+        reduce(np.zeros(size, np.float32))
 
 
 def timed(comm: MPI.Comm, reduce, repeats: int, clock: str) -> float:
@@ -109,7 +142,7 @@ def measure(comm: MPI.Comm, variants: dict, clock: str) -> dict[str, list[float]
 def case(clients: int, size: int, group: int, transports: list, clock: str) -> dict:
     """Measure one row of the table."""
     comm = MPI.COMM_WORLD
-    placement, raw = Placement(clients, comm.size), np.zeros(size, np.float32)
+    placement = Placement(clients, comm.size)
     variants = {
         f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(
             kind, transport, placement, group, size
@@ -117,9 +150,10 @@ def case(clients: int, size: int, group: int, transports: list, clock: str) -> d
         for kind in ("fused", "exact")
         for transport in transports
     }
-    variants["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, raw)
+    variants["Allreduce"] = allreduce(comm, size)
     if clients * size <= ROWS:
         variants["rows"] = sending_rows(comm, placement, size)
+    expect_right_sums(variants, world(comm), placement, size)
     seconds = measure(comm, variants, clock)
     ratios = {
         column: statistics.median(a / b for a, b in zip(seconds[one], seconds[other]))

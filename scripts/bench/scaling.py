@@ -7,7 +7,9 @@ FedAvg of an MLP 784-200-200-10 in float32, K = 10, batches of 50, one thread pe
 clients in total; its efficiency on R ranks is the time of a round on one rank divided by R times the time on
 R ranks. Weak scaling: 16 clients per rank; its efficiency is the time of a round on one rank divided by the
 time on R ranks. Without a core for each rank, neither can be more than cores / R. ``communication`` is the
-share of a round that rank 0 spends in the Allreduce, including the wait for slower ranks.
+share of a round that rank 0 spends in the Allreduce, including the wait for slower ranks. All ranks together
+must evaluate all gradients, and strong scaling must give the same bits on any number of ranks
+(``agreement.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from agreement import digest, expect_divided, expect_same_bits
 from launching import launch, processor, send, write_json
 
 from mpifed.cli.output import quiet_broken_pipe
@@ -39,9 +42,10 @@ def measure(clients: int, seconds: float) -> dict:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = MPI.COMM_WORLD
-    made = simulation(
-        Work((200, 200), (784,), clients, 10, 50), MpiComm(world) if world.size > 1 else SerialComm()
-    )
+    work = Work((200, 200), (784,), clients, 10, 50)
+    made = simulation(work, MpiComm(world) if world.size > 1 else SerialComm())
+    expect_divided("mpifed", made.rounds.costs.oracle_calls, made.round * clients * work.steps, made.comm)
+    bits = digest(made)
     costs, times, until, more = made.rounds.costs, [], time.monotonic() + seconds, True
     before = costs.seconds, costs.communication_seconds
     while more or len(times) < 5:
@@ -52,7 +56,7 @@ def measure(clients: int, seconds: float) -> dict:
         times.append(time.perf_counter() - began)
         more = world.allreduce(time.monotonic() < until, MPI.LAND)
     share = (costs.communication_seconds - before[1]) / (costs.seconds - before[0])
-    return {"ms": 1e3 * statistics.median(times), "communication": share}
+    return {"ms": 1e3 * statistics.median(times), "communication": share, "digest": bits}
 
 
 def main() -> None:
@@ -77,11 +81,14 @@ def main() -> None:
     print(f"{'scaling':<8} {'ranks':>5} {'clients':>7} {'ms':>10} {'efficiency':>10} {'communication':>13}")
     rows = []
     for kind in ("strong", "weak"):
-        alone = None
+        alone = bits = None
         for ranks in options.ranks:
             clients = STRONG if kind == "strong" else WEAK * ranks
             arguments = ["--clients", str(clients), "--seconds", str(options.seconds)]
             (row,) = launch(ranks, __file__, arguments)
+            if kind == "strong":
+                bits = bits or row["digest"]
+                expect_same_bits(ranks, row["digest"], bits)
             alone = alone or row["ms"] * (ranks if kind == "strong" else 1)
             efficiency = alone / row["ms"] / (ranks if kind == "strong" else 1)
             rows.append(
