@@ -608,9 +608,12 @@ def is_analytic(problem: Problem) -> bool:
     return isinstance(problem, Operator) or getattr(problem, "gradients", None) is not None
 
 
-def starting_point(problem: Problem, dtype, device="cpu") -> list[torch.Tensor]:
-    """Return the starting point that checks use, one flat vector ``[d]`` per block."""
-    start = problem.initial(generator(0, "initial"))
+def starting_point(problem: Problem, dtype, device="cpu", seed: int = 0) -> list[torch.Tensor]:
+    """Return the starting point of a run with this seed, one flat vector ``[d]`` per block.
+
+    Checks before a run use the seed 0.
+    """
+    start = problem.initial(generator(seed, "initial"))
     return [
         torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)
         for block, size in problem.variables().sizes.items()

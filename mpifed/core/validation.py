@@ -517,6 +517,11 @@ def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int
                     return
 
 
+def _is_of_package(problem: Problem) -> bool:
+    """Return whether the class of a problem is a class of the package, and not a user's subclass."""
+    return type(user_problem(problem)).__module__.startswith("mpifed.")
+
+
 @torch.no_grad()
 def _writes(
     problem: Problem,
@@ -529,10 +534,12 @@ def _writes(
     """Report functions that write to their point, and find those that write to their batch.
 
     Batches have the sizes of the run, because code may depend on them. Functions of one client are called
-    with and without dropout masks.
+    with and without dropout masks. The problems of the package are not called: they do not write.
     """
     found: set[str] = set()
     problem.called_on_copies = frozenset()
+    if _is_of_package(problem):
+        return
     full = algorithm is not None and bool(algorithm.minibatch_alternative)
     for size in (batch_size, 0) if batch_size and full else (batch_size,):
         start = [flat.clone() for flat in starting_point(problem, dtype, device)]
@@ -558,6 +565,8 @@ def _writes(
 
 def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     """Report projections and proximal maps that write to their argument, which may be the iterate."""
+    if _is_of_package(problem):
+        return
     maps = {f"the set of {block}": getattr(problem.sets, block) for block in problem.sets}
     if problem.family == "operator":
         maps["phi"] = lambda v: problem.phi(v, 1.0)  # type: ignore[attr-defined]
@@ -578,6 +587,11 @@ def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     """
     if not problem.test_rows or getattr(problem.predict, "__module__", "").startswith("mpifed."):
         return
+    with user_code_errors(f"{type(user_problem(problem)).__name__}.predict"):
+        yield from _wrong_scores(problem, start)
+
+
+def _wrong_scores(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     blocks, last = problem.variables(), min(problem.test_rows, SCORED)
     rng = torch.Generator().manual_seed(0)
     for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows

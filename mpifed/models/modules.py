@@ -469,8 +469,19 @@ def _agree(
 
 
 def _replaced(module: nn.Module, values: Tensors) -> Callable[..., Any]:
-    """Return a module as a function of its inputs, with other values of its parameters."""
-    return lambda *inputs: torch.func.functional_call(module, values, inputs)
+    """Return a module as a function of its inputs, with other values of its parameters.
+
+    A parameter that layers share is replaced in each of them, but once in a layer with several names:
+    ``functional_call`` would leave a parameter replaced that it has replaced twice.
+    """
+    first: dict[int, str] = {}
+    every = {}
+    for path, layer in module.named_modules():
+        for name, tensor in layer.named_parameters(recurse=False):
+            place = f"{path}.{name}" if path else name
+            if (known := first.setdefault(id(tensor), place)) in values:
+                every[place] = values[known]
+    return lambda *inputs: torch.func.functional_call(module, every, inputs, tie_weights=False)
 
 
 def _expect_one_sample(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: int) -> None:

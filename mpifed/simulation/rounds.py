@@ -269,7 +269,8 @@ class Rounds:
         """Describe a message that is not finite: its fields and the likely cause."""
         fields = _non_finite_fields(stage.mean.layout, found.message)
         position = int(np.flatnonzero(self.hosted == found.client)[0])
-        rows = non_finite_row(self.executor.oracle, position)
+        # The weights of the setting `initial` are not known here.
+        rows = "" if self.config.initial else non_finite_row(self.executor.oracle, position)
         cause = (
             f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
             "size changes: check these data for values at which the problem's functions are undefined, such "

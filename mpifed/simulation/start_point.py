@@ -60,7 +60,8 @@ def _select(oracle: Oracle, position: int) -> None:
 def _evaluate(oracle: Oracle, xi: Sample) -> list[torch.Tensor]:
     """Return all derivatives of a client's step at the starting point."""
     problem, sampler = oracle.problem, oracle.sampler
-    point = [block.unsqueeze(0) for block in starting_point(problem, sampler.dtype, sampler.device)]
+    start = starting_point(problem, sampler.dtype, sampler.device, sampler.seed)
+    point = [block.unsqueeze(0) for block in start]
     return tree_leaves(EVALUATIONS[problem.family](oracle, *point, xi))
 
 

@@ -170,7 +170,7 @@ def test_a_run_that_leaves_a_set_is_marked(comm, out, monkeypatch, group):
     assert sentence.startswith("y is ") and sentence.endswith(" away from its set after round 2")
     assert len(said) == (comm.rank == 0)
     assert not said or said[0].startswith(
-        f"{sentence}: Loose must project new points by oracle.sets and now.sets"
+        f"{out}: {sentence}: Loose must project new points by oracle.sets and now.sets"
     )
     assert resumed(comm, out).infeasible == sentence and len(said) == (comm.rank == 0)
     kept = run(fair(LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), f"{out}/kept", group=group), comm)

@@ -25,7 +25,8 @@ JOBS = {
 
 def job(name, weights="samples", out="unused", **settings) -> Config:
     make, of = JOBS[name]
-    sections = {"measures": {"of": of, "ell": 8.0, "evaluations": 20}}
+    smoothness = {"ell": 8.0} if "stationarity" in of else {}
+    sections = {"measures": {"of": of, "evaluations": 20} | smoothness}
     settings |= dict(weights=weights, reduction="exact", sections=sections)
     return configuration(METHOD, make(), out, **settings)
 

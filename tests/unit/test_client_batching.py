@@ -12,7 +12,7 @@ from mpifed.algorithms import SAGDA, FedGDAGT, LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.core.oracle import Oracle
 from mpifed.core.problem import Game, Minimax, Minimisation
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
 from mpifed.simulation.client_batching import Limits, reason_for_loop
@@ -114,7 +114,7 @@ def test_the_choice_and_its_note(problem, settings, group, note):
       for value in (0, -1, 2.0, True, "4", "none")),
 ])  # fmt: skip
 def test_invalid_groups(settings, error):
-    with pytest.raises(ConfigError, match=error):
+    with pytest.raises((ConfigError, CollectiveError), match=error):
         choice_of(job(Squares(uneven=True), **settings))
 
 

@@ -10,7 +10,8 @@ from games import Game, configuration, started, trace
 
 from mpifed import Blocks, Config, Minimisation, run
 from mpifed.algorithms import FESSGDA, FGDA, LESGD, LSGD, LocalSGDA
-from mpifed.base.errors import ConfigError, ContractError
+from mpifed.base.errors import ConfigError
+from mpifed.parallel.comm import CollectiveError
 from mpifed.problems import FiniteMax, Saddle
 
 A, B = 0.7, 0.3
@@ -148,5 +149,5 @@ class Bowl(Minimisation):
 def test_a_term_in_y_needs_a_block_y(method, tmp_path):
     config = configuration(method, Bowl(), tmp_path)
     started(regularized(config, x=1.0))
-    with pytest.raises(ContractError, match="the problem has no block y"):
+    with pytest.raises(CollectiveError, match="the problem has no block y"):
         started(regularized(config, y=1.0))
