@@ -24,7 +24,6 @@ import contextlib
 import copy
 import hashlib
 import inspect
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
 from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
-from mpifed.core.streams import seeded_globals
+from mpifed.core.streams import global_states, seeded_globals
 from mpifed.core.writes import Writes, same_values
 from mpifed.models.base import Network, Params, Shapes
 
@@ -335,12 +334,12 @@ class _NoRandomness(TorchDispatchMode):
     """
 
     def __enter__(self):
-        self._before = _global_states()
+        self._before = global_states()
         return super().__enter__()
 
     def __exit__(self, kind, error, traceback):
         super().__exit__(kind, error, traceback)
-        if kind is None and _global_states() != self._before:
+        if kind is None and global_states() != self._before:
             raise Unsupported(
                 f"draws random numbers in forward from Python's random or numpy.random: {_DRAWS}, which draw "
                 "them by sample"
@@ -351,12 +350,6 @@ class _NoRandomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and _rate(func, args, values) != 0:
             raise _RandomOperation(str(func))
         return func(*args, **values)
-
-
-def _global_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of Python and NumPy."""
-    _, keys, *position = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), keys.tobytes(), *position
 
 
 def _rate(func, args, kwargs) -> float | None:
