@@ -40,7 +40,7 @@ def expect_output_folder(path: str | os.PathLike) -> str:
     text = expand_home(path)
     places = {"/": "the root folder", os.path.expanduser("~"): "the home folder"}
     for place, name in places.items():
-        if os.path.realpath(text) == os.path.realpath(place):
+        if os.path.exists(text) and os.path.exists(place) and os.path.samefile(text, place):
             raise ConfigError(
                 f"expected a folder of its own for the files, e.g. ~/runs/run, got {short_repr(text)}, which "
                 f"is {name}"
