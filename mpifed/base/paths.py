@@ -31,13 +31,6 @@ def expand_home(path: str | os.PathLike) -> str:
     return expanded
 
 
-def _is_same(path: str, other: str) -> bool:
-    try:
-        return os.path.realpath(path) == os.path.realpath(other)
-    except OSError:  # the working folder has been removed, so that no relative path exists
-        return False
-
-
 def expect_output_folder(path: str | os.PathLike) -> str:
     """Return the path of a folder to write to, as a text.
 
@@ -47,7 +40,7 @@ def expect_output_folder(path: str | os.PathLike) -> str:
     text = expand_home(path)
     places = {"/": "the root folder", os.path.expanduser("~"): "the home folder"}
     for place, name in places.items():
-        if _is_same(text, place):
+        if os.path.exists(text) and os.path.exists(place) and os.path.samefile(text, place):
             raise ConfigError(
                 f"expected a folder of its own for the files, e.g. ~/runs/run, got {short_repr(text)}, which "
                 f"is {name}"

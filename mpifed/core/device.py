@@ -7,23 +7,33 @@ uniform numbers are bitwise identical on both, normal numbers differ in the last
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from mpifed.core.streams import Stream
 
-__all__ = ["DeviceStream", "philox", "to_device"]
+__all__ = ["DeviceStream", "as_tensor", "philox", "to_device"]
 
 #: Maximum size in bytes of copies through pinned memory, which torch does not return to the system.
 PINNED = 2**24
 _LOW = 0xFFFFFFFF
 
 
+def as_tensor(values: Any) -> torch.Tensor:
+    """Return values as a tensor; arrays of a byte order or strides that torch does not have are copied."""
+    if isinstance(values, np.ndarray):
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        values = values.copy() if min(values.strides, default=0) < 0 else values
+    return torch.as_tensor(values)
+
+
 def to_device(
     values: torch.Tensor | np.ndarray, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Return ``values`` on a device, by default with the same dtype."""
-    tensor = torch.as_tensor(values)
+    tensor = as_tensor(values)
     if torch.device(device).type != "cuda" or tensor.is_cuda or tensor.nbytes > PINNED:
         return tensor.to(device, dtype)
     # torch keeps the pinned copy until the GPU has read it.

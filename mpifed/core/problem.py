@@ -38,6 +38,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
+from mpifed.core.device import as_tensor
 from mpifed.core.records import Blocks
 from mpifed.core.sets import IndicatorOf, Separable, Sets, Zero
 from mpifed.core.streams import Stream, generator
@@ -558,7 +559,7 @@ class Game(Operator):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         start = self.problem.initial(rng)
         parts = [
-            torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1)
+            as_tensor(start.get(block, torch.zeros(size))).reshape(-1)
             for block, size in self._blocks.sizes.items()
         ]
         return {"z": torch.cat(parts)}
@@ -615,7 +616,7 @@ def starting_point(problem: Problem, dtype, device="cpu", seed: int = 0) -> list
     """
     start = problem.initial(generator(seed, "initial"))
     return [
-        torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)
+        as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)
         for block, size in problem.variables().sizes.items()
     ]
 
@@ -660,7 +661,7 @@ def with_network_weights(
     """
     blocks, where = problem.variables(), network_parameters(problem)
     (block,) = {block for block, _ in where.values()}
-    flat = torch.as_tensor(point.get(block, torch.zeros(blocks.sizes[block]))).reshape(-1).double().clone()
+    flat = as_tensor(point.get(block, torch.zeros(blocks.sizes[block]))).reshape(-1).double().clone()
     named = blocks.unflatten(block, flat)
     for name, values in weights.items():
         named[where[name][1]].copy_(values)

@@ -20,7 +20,7 @@ import torch
 
 from mpifed.base.errors import ContractError
 from mpifed.core.client_data import load_client_data
-from mpifed.core.device import DeviceStream, to_device
+from mpifed.core.device import DeviceStream, as_tensor, to_device
 from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import Problem, user_problem
@@ -360,7 +360,7 @@ class Sampler:
         self.generates_samples = True
 
     def _load(self, values: torch.Tensor | np.ndarray) -> torch.Tensor:
-        tensor = torch.as_tensor(values)
+        tensor = as_tensor(values)
         return to_device(tensor, self.device, self.dtype if tensor.is_floating_point() else None)
 
     def _on_device(self, stream: Stream) -> Stream:
@@ -369,7 +369,7 @@ class Sampler:
 
     def _from_numpy(self, array: np.ndarray) -> torch.Tensor:
         array = np.array(array, order="C") if self._copies_draws else np.ascontiguousarray(array)
-        return self._load(torch.from_numpy(array))
+        return self._load(array)
 
     def begin_round(self, r: int) -> None:
         """Start round ``r``, in which as many samples are expected as in the previous round."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "philox", "seeded_globals"]
+__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "global_states", "philox", "seeded_globals"]
 
 #: Peak memory per uniform or normal number during a draw, in bytes.
 BYTES_PER_DRAW = 40
@@ -133,6 +134,12 @@ class Stream:
     def permutation(self, n: int) -> np.ndarray:
         """Return a random permutation of ``range(n)`` per client and sample, int64 ``[C, count, n]``."""
         return np.argsort(self.uniform(n), axis=-1, kind="stable")
+
+
+def global_states() -> tuple[Any, ...]:
+    """Return the states of the global generators, which change if user code draws numbers from them."""
+    legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
+    return random.getstate(), legacy, torch.get_rng_state().numpy().tobytes()
 
 
 @contextlib.contextmanager

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.device import as_tensor
 from mpifed.core.problem import (
     Problem,
     as_family,
@@ -34,8 +36,8 @@ from mpifed.core.problem import (
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sample_words import AddressedBatch, SampleWords, with_dropout_words
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
-from mpifed.core.streams import Stream, generator
-from mpifed.core.writes import Writes, share_memory
+from mpifed.core.streams import Stream, generator, global_states
+from mpifed.core.writes import Writes, same_values, share_memory
 
 __all__ = [
     "Probe", "address", "called", "check_method", "check_problem", "expect_mirror", "expect_nothing",
@@ -251,10 +253,10 @@ class Probe:
         full = None if size else problem.full_batch(clients[0])
         drawn = problem.draw(address(clients, 1, of), size) if full is None else None
         if drawn is not None:
-            columns = [torch.from_numpy(np.array(array))[:, 0] for array in drawn]
+            columns = [as_tensor(np.array(array))[:, 0] for array in drawn]
         else:
             function = problem.client_data if full is None else problem.full_batch
-            parts = [tuple(map(torch.as_tensor, function(client) or ())) for client in clients]
+            parts = [tuple(map(as_tensor, function(client) or ())) for client in clients]
             rows = min((len(column) for part in parts for column in part), default=0)
             rows = min(rows, size) if size else rows
             columns = [torch.stack([own[:rows] for own in column]) for column in zip(*parts)]
@@ -272,10 +274,11 @@ class Probe:
         before = [dict(named) for named in point if isinstance(named, dict)]
         value = on_stored_data(self.problem, name)(*point, tuple(column[0] for column in self.batch(name)))
         for block, named, old in zip(self.blocks, point, before):
-            if changed := [key for key in named if named[key] is not old.get(key)]:
+            if changed := [key for key in {**old, **named} if named.get(key) is not old.get(key)]:
+                action = "assigns" if changed[0] in named else "removes"
                 raise ContractError(
-                    f"{type(self.problem).__name__}: {name}() assigns {changed[0]!r} in the dictionary of "
-                    f"the parameters of {block}, which is used again: assign a local variable"
+                    f"{type(self.problem).__name__}: {name}() {action} {changed[0]!r} in the dictionary of "
+                    f"the parameters of {block}, which is used again: use a local variable"
                 )
         return value
 
@@ -350,10 +353,11 @@ def check_problem(
         lambda: _values(problem, clients, dtype, device, batch_size),
         lambda: _maps(problem, starting_point(problem, dtype, device)),
         lambda: _writes(problem, algorithm, clients, dtype, device, batch_size),
+        lambda: _repeated(problem, clients, dtype, device, batch_size),
         lambda: _predictions(problem, starting_point(problem, dtype, device)),
     )
     for stage in stages:
-        if errors := list(stage()):
+        if errors := dict.fromkeys(stage()):  # functions are called several times
             raise ContractError("\n".join(f"{type(problem).__name__}: {error}" for error in errors))
 
 
@@ -405,7 +409,7 @@ def _initial(problem: Problem) -> Iterator[str]:
     for block, value in start.items():
         if block not in sizes:
             yield f"initial() has {block!r}, which is not a block: {suggest(block, sizes)}"
-        elif (tensor := torch.as_tensor(value)).numel() != sizes[block]:
+        elif (tensor := as_tensor(value)).numel() != sizes[block]:
             shape = list(tensor.shape)
             yield f"initial() returns shape {shape} for block {block!r}, expected {sizes[block]} elements"
         elif not torch.isfinite(tensor).all():
@@ -423,7 +427,14 @@ def _samples(
     if all(arrays is None for arrays in drawn.values()):
         if full[0] is not None:
             yield "it defines full_batch() without draw(): rows of data belong in client_data()"
-        yield from _rows("client_data", held, clients)
+        if errors := list(_rows("client_data", held, clients)):
+            yield from errors
+            return
+        if not (_of_package(problem.client_data) or _same_columns(held[0], problem.client_data(clients[0]))):
+            yield (
+                f"client_data({clients[0]}) returns other rows when it is called again: expected the same "
+                "rows, such as numbers from mpifed.generator(seed, purpose, client)"
+            )
         yield from _augmentation(problem, held[0])
         return
     if len(held[0]):
@@ -465,21 +476,37 @@ def _samples(
                     f"{what} has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or "
                     "define full_batch(client) where they are known"
                 )
+                return
+        again = problem.draw(address(clients, COUNT, of), size) or ()
+        if not _same_columns(arrays, again):
+            yield f"{what} returns other samples for the same stream: draw all random numbers from `stream`"
+
+
+def _same_columns(columns: Sequence[Any], again: Sequence[Any]) -> bool:
+    """Return whether two calls have returned the same arrays or tensors."""
+    return len(columns) == len(again) and all(
+        map(same_values, map(as_tensor, columns), map(as_tensor, again))
+    )
 
 
 def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[str]:
-    """Check the types that ``augment`` returns for the rows of a client."""
+    """Check the columns that ``augment`` returns for the rows of a client."""
     augment = user_problem(problem).augment
     if augment is None:
         return
     if is_analytic(problem):
         yield "it defines augment() and analytic derivatives, which do not use it: define one of them"
         return
-    given = tuple(torch.as_tensor(column).clone() for column in rows)
-    found = augment(given, SampleWords((0, 0), _ADDRESS))
+    before = global_states()
+    found, again = (
+        augment(tuple(as_tensor(column).clone() for column in rows), SampleWords((0, 0), _ADDRESS))
+        for _ in range(2)
+    )
     shapes = [[list(column.shape) for column in batch] for batch in (found, rows)]
     if shapes[0] != shapes[1]:
         yield f"augment() must return columns of the same shapes, {shapes[1]}, got {shapes[0]}"
+    elif global_states() != before or not _same_columns(found, again):
+        yield "augment() returns other rows for the same words: draw all random numbers from `words`"
 
 
 def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:
@@ -501,12 +528,17 @@ def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:
         )
 
 
+def _small_probe(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Probe:
+    """Return a probe at the starting point; minibatches of data have at most :data:`ROWS` rows."""
+    drawn = problem.full_batch(0) or problem.draw(address([0], 1, samples_of(problem)[0]), batch_size)
+    size = (min(batch_size, ROWS) or ROWS) if drawn is None else batch_size
+    return Probe(problem, clients, starting_point(problem, dtype, device), size, device)
+
+
 @torch.no_grad()
 def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
     """Check the values of the functions of a problem whose declarations, start and data are valid."""
-    drawn = problem.full_batch(0) or problem.draw(address([0], 1, samples_of(problem)[0]), batch_size)
-    size = (min(batch_size, ROWS) or ROWS) if drawn is None else batch_size
-    probe = Probe(problem, clients, starting_point(problem, dtype, device), size, device)
+    probe = _small_probe(problem, clients, dtype, device, batch_size)
     # Without data a function cannot know how many clients share a point.
     layouts = (False, True) if all(probe.batches.values()) else (False,)
     for count in (1, 2):
@@ -563,6 +595,26 @@ def _writes(
     problem.called_on_copies = frozenset(found)
 
 
+@torch.no_grad()
+def _repeated(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
+    """Report user-defined functions that return other values when they are called again."""
+    for name, function, _, _ in _small_probe(problem, clients, dtype, device, batch_size).calls():
+        if _of_package(getattr(problem, name)):
+            continue
+        before = global_states()
+        values, again = ([value.clone() for value in tree_leaves(function())] for _ in range(2))
+        if global_states() != before or not all(map(_agree, again, values)):
+            yield (
+                f"{name}() draws random numbers or counts its calls: expected a function of its arguments, "
+                "which returns the same values when it is called again (samples come from draw())"
+            )
+
+
+def _of_package(function: Any) -> bool:
+    """Return whether a function is defined in the package, so that it need not be tested."""
+    return (getattr(function, "__module__", "") or "").startswith("mpifed.")
+
+
 def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     """Report projections and proximal maps that write to their argument, which may be the iterate."""
     if _is_of_package(problem):
@@ -585,7 +637,7 @@ def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
 
     The problems of the package are not called, only user-defined ones: their networks have been tested.
     """
-    if not problem.test_rows or getattr(problem.predict, "__module__", "").startswith("mpifed."):
+    if not problem.test_rows or _of_package(problem.predict):
         return
     with user_code_errors(f"{type(user_problem(problem)).__name__}.predict"):
         yield from _wrong_scores(problem, start)
@@ -593,13 +645,18 @@ def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
 
 def _wrong_scores(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     blocks, last = problem.variables(), min(problem.test_rows, SCORED)
+
+    def scores(first: int, last: int) -> torch.Tensor:
+        with user_code_errors(f"{type(problem).__name__}.predict"):
+            return problem.predict(*map(dict, point), slice(first, last))
+
     rng = torch.Generator().manual_seed(0)
     for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows
         moved = [flat + distance * torch.randn(flat.shape, generator=rng).to(flat) for flat in start]
         point = [
             blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
         ]
-        whole, again = (problem.predict(*map(dict, point), slice(0, last)) for _ in range(2))
+        whole, again = scores(0, last), scores(0, last)
         if not _agree(again, whole):
             yield (
                 "predict() returns other scores when it is called again: expected a function of the point "
@@ -607,7 +664,7 @@ def _wrong_scores(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
             )
             return
         for first in range(0, min(last, len(whole)) - 1, max(2, last // PARTS)):
-            part = problem.predict(*map(dict, point), slice(first, first + 2))
+            part = scores(first, first + 2)
             if not _agree(part, whole[first : first + 2]):
                 yield (
                     f"predict() returns other scores for rows {first} and {first + 1} alone than together "
@@ -682,6 +739,6 @@ def expect_mirror(problem: Problem, algorithm: Algorithm, seed: int) -> None:
         return
     operator: Any = as_family(problem, "operator")
     start = operator.initial(generator(seed, "initial"))
-    point = torch.as_tensor(start.get("z", torch.zeros(operator.variables().sizes["z"]))).reshape(-1).double()
+    point = as_tensor(start.get("z", torch.zeros(operator.variables().sizes["z"]))).reshape(-1).double()
     if errors := list(mirror.errors(operator.phi, point)):
         raise ContractError("\n".join(f"{title(algorithm)}: {error}" for error in errors))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, IterableDataset
 
 from mpifed.base.errors import short_repr
@@ -124,11 +125,14 @@ class UserFunction(UserObject):
             )
         pairs = call_user_code(
             f"{self} failed",
-            lambda: (
-                [given[row] for row in range(len(given))]
-                if isinstance(given, Sized) and not isinstance(given, IterableDataset)
-                else [*given]
-            ),
+            lambda: [
+                tree_map(_copied, pair)
+                for pair in (
+                    (given[row] for row in range(len(given)))
+                    if isinstance(given, Sized) and not isinstance(given, IterableDataset)
+                    else given
+                )
+            ],
         )
         for row, one in enumerate(pairs):
             if not (isinstance(one, tuple | list) and len(one) == 2):
@@ -214,6 +218,13 @@ def _described(value: Any) -> str:
     )
 
 
+def _copied(value: Any) -> Any:
+    """Copy an array, because a ``Dataset`` may write every sample to the same memory."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _stacked(samples: list, what: str) -> Any:
     """Stack samples of one shape into an array. Texts and an empty list are returned unchanged."""
     if not samples or isinstance(samples[0], str):
@@ -270,5 +281,11 @@ def _first_label(array: np.ndarray) -> str:
 
 
 def _array(value: Any, what: str) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray) and (masked := np.ma.count_masked(value)):
+        raise DataError(f"{what}: expected an array without masked entries, found {masked}: fill them")
     with parsing(what, "an array"):
-        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        if not isinstance(value, torch.Tensor):
+            return np.asarray(value)
+        value = value.detach().cpu()
+        # NumPy has no bfloat16, of which each number is one of float32.
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()

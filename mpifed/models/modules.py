@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
 from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
+from mpifed.core.streams import global_states, seeded_globals
 from mpifed.core.writes import Writes, same_values
 from mpifed.models.base import Network, Params, Shapes
 
@@ -58,6 +59,7 @@ _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
 #: Attributes that every module has.
 _OF_TORCH = frozenset(vars(nn.Module()))
+_DRAWS = "only torch.nn's Dropout layers and attention, and torch.nn.functional.dropout may do so"
 #: Remedy for an axis of samples that is missing in the output for one sample.
 SQUEEZED = (
     "(.squeeze() without an axis also removes the axis of the samples: use .squeeze(-1) or .flatten(1))"
@@ -120,11 +122,11 @@ class Module(UserObject, Network):
                 _state(again),
                 "differs between two modules that are created with the same seed",
             )
-            random = (
+            varies = (
                 "is random, but not a trained parameter: expected a constant, or a module object instead of "
                 "its class"
             )
-            _expect_same(_constants(again), _constants(other), random)
+            _expect_same(_constants(again), _constants(other), varies)
             _expect_registered(module)
             for one in (module, again):
                 _use_dense_gradients(one)
@@ -139,7 +141,8 @@ class Module(UserObject, Network):
             for one in (module, again, other):
                 _register_buffers(one, unchanged)
             self._constants = _constants(again)
-            _expect_same(self._constants, _constants(other), random)
+            _expect_same(self._constants, _constants(other), varies)
+            _expect_no_history(module, _cast_module(other, torch.get_default_dtype()), self._inputs())
             self._writes_samples = _writes_samples(module, self._inputs())
         again = _cast_module(again, torch.get_default_dtype())
         self._train, self._eval = module.train(), again.eval()
@@ -149,7 +152,7 @@ class Module(UserObject, Network):
         return {name: tuple(parameters[name].shape) for name in dict.fromkeys(self._names.values())}
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> Tensors:  # type: ignore[override]
-        """Return the initial parameters, float64; torch's generator is seeded from ``rng``."""
+        """Return the initial parameters, float64; the global generators are seeded from ``rng``."""
         parameters = dict(self._initialised(int(rng.integers(2**63))).named_parameters())
         return {name: parameters[name].detach().double() for name in shapes}
 
@@ -248,10 +251,9 @@ class SequenceModule(Module):
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """A context in which torch's generator is seeded and the default dtype is float64."""
+    """A context in which the global random generators are seeded and the default dtype is float64."""
     dtype = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded_globals(seed):
         torch.set_default_dtype(torch.float64)
         try:
             yield
@@ -325,7 +327,23 @@ class _RandomOperation(Exception):
 
 
 class _NoRandomness(TorchDispatchMode):
-    """A context that raises :class:`_RandomOperation` for operations that use torch's generator."""
+    """A context that raises :class:`_RandomOperation` for operations that use torch's generator.
+
+    Raises:
+        Unsupported: at the end, if numbers were drawn from the global generators of Python or NumPy.
+    """
+
+    def __enter__(self):
+        self._before = global_states()
+        return super().__enter__()
+
+    def __exit__(self, kind, error, traceback):
+        super().__exit__(kind, error, traceback)
+        if kind is None and global_states() != self._before:
+            raise Unsupported(
+                f"draws random numbers in forward from Python's random or numpy.random: {_DRAWS}, which draw "
+                "them by sample"
+            )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         values = kwargs or {}
@@ -424,15 +442,37 @@ def _same_rows_at_another_point(module: nn.Module, inputs: tuple[torch.Tensor, .
     At the start, outputs are constant if the weights of the last layer are 0. A branch on a statistic of the
     batch, such as its mean, shows on samples of different signs and sizes. An error is no disagreement.
     """
+    moved = _replaced(module.eval(), _moved_parameters(module))
+    with _NoRandomness():
+        return _agree(moved, inputs, [range(1, BATCH)], torch.ones(BATCH)) and _agree(
+            moved, *_scaled(inputs), torch.tensor(SCALES).abs()
+        )
+
+
+def _moved_parameters(module: nn.Module) -> Tensors:
+    """Return the parameters of a module with noise of their size, by name."""
     generator, values = torch.Generator().manual_seed(0), {}
     for name, tensor in module.named_parameters():
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator).to(tensor)
             values[name] = tensor.detach() + (tensor.detach().abs().mean().nan_to_num() or 0.1) * noise
-    moved = _replaced(module.eval(), values)
-    with _NoRandomness():
-        return _agree(moved, inputs, [range(1, BATCH)], torch.ones(BATCH)) and _agree(
-            moved, *_scaled(inputs), torch.tensor(SCALES).abs()
+    return values
+
+
+def _expect_no_history(module: nn.Module, new: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Compare a module that has been called with one that is called for the first time, on other samples.
+
+    Both have the same parameters and buffers, but may have other attributes.
+    """
+    values, fewer = _moved_parameters(module), tuple(one[1:] for one in inputs)
+    try:
+        outputs = [_call(_replaced(one.eval(), values), fewer) for one in (new, module)]
+    except Unsupported:  # an error at the moved point is no disagreement
+        return
+    if not _close(*outputs):
+        raise Unsupported(
+            "has outputs that depend on more than its parameters, buffers and samples: expected no random "
+            "constants, and no values that are kept from earlier calls, such as the mean of the first batch"
         )
 
 
@@ -614,12 +654,14 @@ def _call(module: Callable[..., Any], inputs: tuple[torch.Tensor, ...]):
         return module(*map(torch.clone, inputs))  # they may be written to
     except _RandomOperation as error:
         text = (
-            f"draws random numbers in forward ({error}): only torch.nn's Dropout layers and attention, and "
-            "torch.nn.functional.dropout may do so, and parameters are created in __init__ or by lazy layers"
+            f"draws random numbers in forward ({error}): {_DRAWS}, and parameters are created in __init__ or "
+            "by lazy layers"
         )
         raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from None
     except Exception as error:  # a user's code may raise anything
         text = f"does not accept {_described(inputs)}: {type(error).__name__}: {error}"
+        if "dtype" in text and "double" in text.lower():
+            text += " (constants are created in float64: convert them in forward, constant.to(samples))"
         raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
 
 

@@ -195,6 +195,11 @@ UNSEEDED = """
         return (torch.from_numpy(np.random.default_rng().standard_normal((5, 3))),)
 
     def variables"""
+START = """
+    def initial(self, rng):
+        return {"x": torch.from_numpy(np.random.default_rng().standard_normal(3))}
+
+    def variables"""
 INVALID = [
     # derivatives
     (BILINEAR, "c * x - 0.1 * y", "-c * x - 0.1 * y", SYMMETRY.format("x", "y")),
@@ -216,10 +221,11 @@ INVALID = [
     (LOSS, '{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "'a/b'"),
     # arguments, samples, preparation, projections
     (OPERATOR, "return 2 * z", "z.mul_(2)\n        return z", "operator() changes z in place"),
-    (OPERATOR, "2 * z", "torch.rand(()) * z", "a function returns other values"),
+    (OPERATOR, "2 * z", "torch.rand(()) * z", "operator() draws random numbers or counts"),
     (DRAWN, "stream.normal(size, 2)", RANDOM, DRAW),
     (DRAWN, "stream.normal(size, 2)", "stream.normal(size, 2) + len(stream.clients)", DRAW),
-    (PLAIN, "    def variables", UNSEEDED, "two runs with the same seed give bitwise identical results"),
+    (PLAIN, "    def variables", UNSEEDED, "client_data(0) returns other rows when it is called again"),
+    (PLAIN, "    def variables", START, "two runs with the same seed give bitwise identical results"),
     (LOSS, "Ball(1.0)", "lambda v: v / 2", "projecting a point twice must give the same point"),
 ]
 

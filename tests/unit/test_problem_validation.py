@@ -15,6 +15,7 @@ from mpifed.algorithms import LSGD, SCAFFOLD, LocalDualExtrapolation, ProxSkipLS
 from mpifed.base.errors import ContractError
 from mpifed.core.problem import Composition, Minimax, Minimisation, Operator, as_family
 from mpifed.core.records import Blocks
+from mpifed.core.sampling import Sampler
 from mpifed.core.sets import L1, Ball, Sets
 from mpifed.core.streams import generator
 from mpifed.core.validation import check_problem
@@ -253,6 +254,8 @@ def test_augmentations():
     assert "columns of the same shapes, [[5, 4]], got [[1, 4]]" in error
     (error,) = errors(Plain, gradients=lambda self, x, batch: x + batch[0].mean(1), **keeping(5))
     assert "analytic derivatives, which do not use it" in error
+    (error,) = errors(Plain, augment=lambda self, batch, words: (batch[0] + 0 * torch.rand(()),))
+    assert "augment() returns other rows for the same words" in error
 
 
 def _in_place(self, x, y, batch):
@@ -265,18 +268,34 @@ def _replaces(self, x, batch):
     return (batch[0] @ x["w"]).mean()
 
 
+def _removes(self, x, batch):
+    return (batch[0] @ x.pop("w")).mean()
+
+
+def _counts(self, x, batch):
+    self.calls = getattr(self, "calls", 0) + 1
+    return (batch[0] @ x["w"]).mean() + self.calls
+
+
+def _noisy(self, x, batch):
+    return (batch[0] @ x["w"]).mean() * torch.rand(())  # 0 at the start
+
+
 @pytest.mark.parametrize(
     "cls, changes, message",
     [
         (Both, dict(loss=_in_place), "loss() changes 'v' of y in place"),
         (Plain, dict(loss=_replaces), "loss() assigns 'w' in the dictionary of the parameters of x"),
+        (Plain, dict(loss=_removes), "loss() removes 'w' in the dictionary of the parameters of x"),
+        (Plain, dict(loss=_counts), "loss() draws random numbers or counts its calls"),
+        (Plain, dict(loss=_noisy), "loss() draws random numbers or counts its calls"),
         (Field, dict(operator=lambda self, z, batch: z.neg_() + batch[0].mean(1)), "operator() changes z in"),
         (Chain, dict(outer=lambda self, u, batch: u.add_(0).sum()), "outer() changes u in place"),
         (Both, dict(sets=Sets(y=lambda v: v.clamp_(0, 9))), "the set of y changes its argument in place"),
         (Field, dict(phi=lambda self, v, weight: v.sub_(0)), "phi changes its argument in place"),
     ],
 )
-def test_functions_that_write_to_the_point(cls, changes, message):
+def test_functions_that_are_not_pure(cls, changes, message):
     assert message in errors(cls, **changes)[0]
 
 
@@ -336,6 +355,7 @@ DRAWS = [
     (lambda self, stream, size: stream.normal(size), "a tuple of arrays, (array,) for one, got ndarray"),
     (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),
     (lambda self, stream, size: (stream.normal(size).swapaxes(0, 1),), "of shape [3, 2, 4], expected [C, "),
+    (lambda self, stream, size: (np.random.rand(2, 3, size),), "draw all random numbers from `stream`"),  # noqa: NPY002
     (lambda self, stream, size: (stream.normal(size), stream.normal(5)), "array 1 of shape [2, 3, 5]"),
 ]
 
@@ -360,6 +380,32 @@ HELD = [
 def test_client_data(columns, message):
     """Several clients can have errors."""
     assert message in errors(Both, client_data=returning(columns))[0]
+
+
+def test_client_data_must_be_repeatable():
+    def client_data(self, client):
+        return (torch.rand(5, 4),)
+
+    (error,) = errors(Plain, client_data=client_data)
+    assert "client_data(0) returns other rows when it is called again" in error
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[::-1], lambda rows: rows.astype(">f8")])
+def test_arrays_of_strides_and_byte_orders_that_torch_does_not_have(change):
+    rows = np.arange(20.0).reshape(5, 4)
+
+    def client_data(self, client):
+        return (change(rows),)
+
+    def initial(self, rng):
+        return {"x": rows[0, ::-1]}
+
+    problem = type("Plain", (Plain,), dict(client_data=client_data, initial=initial))()
+    check_problem(problem, batch_size=2)
+    sampler = Sampler(
+        problem, [0], 0, batch_size=0, noise=None, noise_width=0, dtype=torch.float64, device="cpu"
+    )
+    assert sampler.data[0].tolist() == change(rows).tolist()
 
 
 def test_weights_by_samples_of_generated_samples():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+import everything  # noqa: F401  (registers the sentences)
 import numpy as np
 import pytest
 import torch

@@ -50,15 +50,28 @@ def read(value):
     return Classification(dataset=returning(value), clients=2).dataset()
 
 
+class OneBuffer(Pictures):
+    """A data set that writes every sample and its label to the same memory."""
+
+    def __init__(self):
+        self.buffer, self.label = torch.zeros(2), torch.zeros((), dtype=torch.int64)
+
+    def __getitem__(self, row):
+        self.buffer[:] = torch.from_numpy(SAMPLES[row])
+        return self.buffer, self.label.fill_(int(LABELS[row]))
+
+
 FORMS = {
     "arrays": (SAMPLES, LABELS),
     "lists": [SAMPLES.tolist(), LABELS.tolist()],
     "whole": (SAMPLES.astype(int), LABELS.astype(np.uint8)),
     "tensors": (torch.from_numpy(SAMPLES), torch.from_numpy(LABELS)),
+    "bfloat16": (torch.from_numpy(SAMPLES).bfloat16(), LABELS),  # which holds small integers exactly
     "leaf": (torch.from_numpy(SAMPLES).requires_grad_(), LABELS),
     "TensorDataset": TensorDataset(torch.from_numpy(SAMPLES), torch.from_numpy(LABELS)),
     "Dataset": Pictures(),
     "IterableDataset": Stream(),
+    "one buffer": OneBuffer(),
 }
 
 
@@ -113,6 +126,10 @@ REFUSED = {
     "no test": ({"train": (SAMPLES, LABELS)}, "load returned no test samples: expected a dictionary"),
     "another name": (dict(GOOD, valid=1), "load returned 'valid': did you mean 'validation'"),
     "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
+    "masked": (
+        dict(GOOD, train=(np.ma.masked_equal(SAMPLES, 5), LABELS)),
+        "train: expected an array without masked entries, found 1: fill them",
+    ),
     "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected numeric samples"),
     "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"numeric samples \[n, ...\], .*shape \(12,\)"),
     "no features": (dict(GOOD, train=(SAMPLES[:, :0], LABELS)), r"numeric samples \[n, ...\], .* \(12, 0\)"),

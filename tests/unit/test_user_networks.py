@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import random
 import threading
 
 import networks
@@ -224,7 +225,29 @@ def with_buffer(value):
     return lambda net: net.register_buffer("seen", value())
 
 
+def centred(net, value):
+    net.mean = getattr(net, "mean", value.detach().mean())
+    return value - net.mean
+
+
+def with_random_constant():
+    factor = random.random()
+    return Odd(forward=lambda net, value: factor * value)
+
+
+def in_closure():
+    constant = torch.ones(1)
+    return Odd(forward=lambda net, value: torch.mm(value, constant[:, None]))
+
+
 REFUSED = [
+    (lambda: Odd(forward=centred), "expected no random constants, and no values that are kept from earlier"),
+    (lambda: with_random_constant, "depend on more than its parameters, buffers and samples: expected no"),
+    (lambda: in_closure, "(constants are created in float64: convert them in forward, constant.to(samples))"),
+    (lambda: Odd(forward=lambda net, value: value + 0 * random.randrange(9)),
+     "in forward from Python's random or numpy.random: only torch"),
+    (lambda: Odd(forward=lambda net, value: value + 0 * np.random.randint(9)),  # noqa: NPY002
+     "in forward from Python's random or numpy.random: only torch"),
     (lambda: Net(nn.BatchNorm1d(6)), "has BatchNorm1d at 'middle': batch normalisation couples the samples"),
     (lambda: Net(nn.BatchNorm1d(6)), "use nn.GroupNorm(1, 6)"),  # 6 groups of one value would return 0
     (lambda: Net(nn.SyncBatchNorm(64)), "use nn.GroupNorm(32, 64)"),
@@ -517,6 +540,11 @@ def other_every_time():
 def nothing():
     return 3
 
+def initialised_by_numpy():
+    net = Net()
+    net.first.weight.data = torch.from_numpy(np.random.standard_normal((6, 64)))
+    return net
+
 class Positions(Net):
     def __init__(self):
         super().__init__()
@@ -550,6 +578,12 @@ def file(tmp_path):
 ])  # fmt: skip
 def test_unsupported_definitions_in_files_are_refused(file, name, said):
     assert said in refusal(f"{file}:{name}")
+
+
+def test_initial_parameters_from_the_global_generator_of_numpy(file):
+    made = prepared(f"{file}:initialised_by_numpy")
+    first, again, other = (made.initial(np.random.default_rng(seed))["x"] for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
