@@ -164,11 +164,15 @@ class Rule:
         return final_value(run, metric) if self.by == "final" else best_value(run, metric)
 
     def rank(self, setting: Setting) -> tuple[int, float]:
-        """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`; smaller is better."""
+        """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`; smaller is better.
+
+        The value of a run with infeasible points is no solution's, and counts as NaN.
+        """
         metric = self.selection_metric(setting)
         if metric is None:
             return 0, 0.0
-        return ranking_key((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
+        values = (np.nan if run.infeasible else self.value(run, metric) for run in setting.runs)
+        return ranking_key(values, setting.maximises(metric))
 
     def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
         """Round of the first evaluation that reaches the target, ``None`` if none does."""
@@ -204,8 +208,8 @@ class Rule:
         splits = dict.fromkeys(filter(None, map(self._selection_data, settings)))
         data_used = [f"chosen on {data}" for data in splits]
         return (
-            "The best setting of a method has the fewest runs that end in non-finite values, then "
-            f"{' or '.join(goals)} ({'; '.join([evaluation, mean, *data_used])})."
+            "The best setting of a method has the fewest runs that end in non-finite values or leave the "
+            f"problem's sets, then {' or '.join(goals)} ({'; '.join([evaluation, mean, *data_used])})."
         )
 
     def _selection_data(self, setting: Setting) -> str | None:

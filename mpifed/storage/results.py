@@ -172,6 +172,11 @@ class RunData:
     infeasible: str = ""
 
     @property
+    def infeasible_from(self) -> float:
+        """Round of the first evaluated infeasible point, infinite without one."""
+        return int(self.infeasible.rpartition(" ")[2]) if self.infeasible else math.inf
+
+    @property
     def folder(self) -> Path:
         """The folder of the run."""
         return self.path.parent if self.path.name == RUN_FILE else self.path

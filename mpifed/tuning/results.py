@@ -81,7 +81,9 @@ def _mean(values: Sequence[float]) -> float:
 def _warnings(search: Search) -> list[str]:
     best, messages = search.best, []
     if any(not math.isfinite(value) for value in best.values(search.rungs[-1])):
-        messages.append("no setting that was tried has finite values with every seed")
+        messages.append(
+            "no setting that was tried has finite values, at points in the problem's sets, with every seed"
+        )
     for key, beyond in search.extensions().items():
         searched: Range = search.open[key]
         end = "upper" if beyond.value(beyond.high) > searched.value(searched.high) else "lower"

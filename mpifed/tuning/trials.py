@@ -57,7 +57,11 @@ class Request(NamedTuple):
 
 
 class TrialOutcome(NamedTuple):
-    """The outcome of a run: the selection metric, NaN if the run has diverged, and its oracle calls."""
+    """The outcome of a run: the selection metric and its oracle calls.
+
+    The metric is NaN if the run has diverged or has left the problem's sets: an infeasible point may have a
+    better value than every solution.
+    """
 
     value: float
     calls: int
@@ -213,8 +217,8 @@ def _outcome(stored: RunData, rounds: int, metric: str) -> TrialOutcome:
     """Return the outcome of a run after ``rounds``; later rounds are ignored."""
     calls = int(stored.costs["oracle_calls"][stored.costs["round"] <= rounds][-1])
     values = stored.metrics[metric][stored.metric_rounds <= rounds]
-    diverged = stored.diverged and stored.last_round <= rounds
-    return TrialOutcome(float("nan") if diverged or not len(values) else float(values[-1]), calls)
+    failed = (stored.diverged and stored.last_round <= rounds) or stored.infeasible_from <= rounds
+    return TrialOutcome(float("nan") if failed or not len(values) else float(values[-1]), calls)
 
 
 def delete_checkpoints(folder: Path) -> None:

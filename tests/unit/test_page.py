@@ -133,7 +133,7 @@ def test_tables_and_their_explanation(text):
     # 10 exp(-0.3 r) is below 0.7 from r = 8.9 on, 10 exp(-0.2 r) from 13.3.
     assert "10 ± 0" in read.cells and "16 ± 0" in read.cells
     assert "9 runs, 3 settings, 2 methods, 1 ended in non-finite values" in read.text
-    assert "fewest runs that end in non-finite values, then the smallest final error" in read.text
+    assert "values or leave the problem's sets, then the smallest final error" in read.text
     words = {"rounds to 0.7", "reached by", "images.gz", "ab" * 32, "<i>0", "torch"}
     assert words | {"host 100-300 MB, GPU 0 MB", "non-finite value in round 20"} <= {*read.cells}
     assert '"<b>&\\"\'"' in read.text, "settings are escaped"

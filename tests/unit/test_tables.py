@@ -18,6 +18,7 @@ from mpifed.report.page import page
 from mpifed.report.statistics import MeanStd
 from mpifed.storage.results import load
 from mpifed.storage.status import status
+from mpifed.tuning.trials import _outcome
 
 
 def settings(*folders):
@@ -45,6 +46,20 @@ def test_infeasible_runs_are_marked_everywhere(tmp_path):
     assert "1 infeasible" in page(found, found, Rule())
     assert status(tmp_path / "a1").reason == f"all rounds done; infeasible: {outside}"
     assert all("infeasible" not in row for row in tables.run_rows(found[1:], Rule()))
+
+
+def test_a_run_that_left_the_sets_is_not_the_best(tmp_path):
+    """Its smaller error is not that of a solution; rounds before it left the sets count in a search."""
+    outside = "y is 0.3 away from its set after round 10"
+    write(tmp_path / "a", "Loose", infeasible=outside, error=decay(0.3))
+    write(tmp_path / "b", "FGDA", error=decay(0.1))
+    assert [one.name for one in sorted(settings(tmp_path / "a", tmp_path / "b"), key=Rule().rank)] == [
+        "FGDA",
+        "Loose",
+    ]
+    loose, feasible = load(tmp_path / "a"), load(tmp_path / "b")
+    assert math.isnan(_outcome(loose, 10, "error").value) and math.isfinite(_outcome(loose, 5, "error").value)
+    assert math.isfinite(_outcome(feasible, 20, "error").value)
 
 
 def test_rows_of_runs_and_csv(tmp_path):

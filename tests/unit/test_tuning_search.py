@@ -132,7 +132,10 @@ def test_metrics_to_maximise_and_diverged_trials():
     found = search(value, {"a": Range(1e-3, 1.0)}, sign=-1)
     assert 0.25 < found.best.settings["a"] <= 0.5
     hopeless = search(lambda *_: math.nan, {"a": Range(1e-3, 1.0)})
-    assert "finite values with every seed" in result_of(hopeless, "m").warnings[0]
+    assert (
+        "finite values, at points in the problem's sets, with every seed"
+        in result_of(hopeless, "m").warnings[0]
+    )
 
 
 @pytest.mark.parametrize("best, end", [(30.0, "upper"), (1e-5, "lower")])
