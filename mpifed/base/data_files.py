@@ -24,7 +24,10 @@ OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _CHUNK = 2**20
 #: Names, in lower case, of files and folders that systems add to a folder, in addition to names with a
 #: leading dot.
-_SYSTEM = ("__macosx", "thumbs.db", "desktop.ini")
+_SYSTEM = (
+    "__macosx", "@eadir", "$recycle.bin", "desktop.ini", "lost+found", "system volume information",
+    "thumbs.db",
+)  # fmt: skip
 #: Folders in the root folder that contain no data.
 _NO_DATA = ("dev", "proc", "sys")
 #: Size of a file that is always read, and the maximum ratio of a larger file's size to its space on the disk,

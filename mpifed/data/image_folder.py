@@ -94,16 +94,16 @@ class _Archive:
         self._members: dict[str, zipfile.ZipInfo] = {}
         self.folders, hidden, outside = [], [], []
         for info in self._content.infolist():
-            name = info.filename.removeprefix(root)
-            parts = info.filename.rstrip("/").split("/")
+            path_text = info.filename.replace("\\", "/")  # some programs on Windows write backslashes
+            name, parts = path_text.removeprefix(root), path_text.rstrip("/").split("/")
             if first := next((end for end, part in enumerate(parts, 1) if is_hidden(part)), 0):
                 hidden.append("/".join(parts[:first]).removeprefix(root))
-            elif not info.filename.startswith(root):
-                outside += [] if info.is_dir() else [info.filename]
-            elif info.is_dir():
+            elif not path_text.startswith(root):
+                outside += [] if path_text.endswith("/") else [path_text]
+            elif path_text.endswith("/"):
                 self.folders.append(name.rstrip("/"))
             elif self._members.setdefault(name, info) is not info:
-                raise ValueError(f"two files called {info.filename}")
+                raise ValueError(f"two files called {path_text}")
         if outside and not self._members:
             found = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in outside})
             raise ValueError(

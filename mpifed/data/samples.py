@@ -294,7 +294,9 @@ def encode_labels(
     if values.dtype.kind in "biu":
         distinct, numbers = np.unique(values, return_inverse=True)
         return tuple(map(str, distinct.tolist())), numbers.astype(np.int64)
-    found = (values.astype(str) if values.dtype.kind == "M" else values).tolist()
+    if values.dtype.kind == "M":
+        values = np.where(np.isnat(values), None, values.astype(str).astype(object))
+    found = values.tolist()
     keys = [_text_or_whole(value) for value in found]
     if None in keys:
         row = keys.index(None)

@@ -165,7 +165,8 @@ class UserFunction(UserObject):
         if clients is None:
             return {}
         # NumPy would convert the entries of a list to one type: 7 and "007" to texts, 2**63 and 0 to float64.
-        names = np.array(clients, dtype=object if isinstance(clients, list | tuple) else None)
+        given_list = isinstance(clients, list | tuple)
+        names = np.array(clients, dtype=object) if given_list else _array(clients, f"{self}, clients")
         train = parts["train"][1]
         if names.shape != train.shape:
             raise DataError(

@@ -10,11 +10,14 @@ random fraction does not depend on the run's seed: a table has the same test spl
 from __future__ import annotations
 
 import io
+import json
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +61,8 @@ CATEGORIES = 256
 GAPS = 10
 #: Texts, in lower case, that often stand for a missing value; they may also be names.
 MISSING = ("na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>")
+#: Numbers with separators of thousands, or with the sign of a currency or of percents.
+_FORMATTED = re.compile(r"[-+]?[$€£¥]?\s?(\d{1,3}([,.'\s]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?")
 
 
 class Places(NamedTuple):
@@ -411,7 +416,7 @@ def _read_csv(
     if unnamed := [name for name in table.columns if name.startswith("Unnamed: ")]:  # pandas' placeholder
         raise DataError(
             f"{files[0]}: expected a name for every column, found a column without a name, perhaps row "
-            f'numbers; to leave it out, set drop = ["{unnamed[0]}"]'
+            f"numbers; to leave it out, set drop = [{', '.join(map(json.dumps, unnamed))}]"
         )
     gaps = table.isna()
     for name in named:  # also "NA" is a name, of Namibia for example
@@ -420,6 +425,8 @@ def _read_csv(
     _warn_of_names(texts, places)
     features = [name for name in table.columns if name not in named or name in kept]
     inputs = [_numbers(table[name], places) for name in features]
+    words = [name for name, (_, is_number) in zip(features, inputs) if not is_number and name not in named]
+    _warn_of_names(table[words].astype(object).astype(str), places)
     if not inputs:
         raise DataError(
             f"{files[0]}: expected columns of features in addition to {', '.join(named)}, found none"
@@ -512,19 +519,40 @@ def _expect_no_gaps(gaps: pd.DataFrame, places: Places, named: Sequence[str]) ->
 
 
 def _warn_of_names(texts: pd.DataFrame, places: Places) -> None:
-    """Warn of names of classes, clients and groups that end with blanks or may be missing values."""
+    """Warn of names of classes, clients, groups and categories that were perhaps meant otherwise.
+
+    They begin or end with a blank, may stand for missing values, or are, apart from case, the same number or
+    word as another name of the column. There is one warning per column and reason.
+    """
     for column in texts:
         cells = texts[column].to_numpy(object)
-        for text in dict.fromkeys(cells):
-            odd = "begins or ends with a blank" if text != text.strip() else ""
-            odd = odd or ("often stands for a missing value" if text.lower() in MISSING else "")
+        counts = Counter(cells)
+        first: dict[Decimal | str, str] = {}
+        blank = [text for text in counts if text != text.strip()]
+        known = {text: first.setdefault(_meaning(text), text) for text in counts}
+        alike = {text: one for text, one in known.items() if one != text and text == text.strip()}
+        found = {
+            "begins or ends with a blank": blank,
+            "often stands for a missing value": [text for text in counts if text.lower() in MISSING],
+            f"resembles {short_repr(next(iter(alike.values()), ''))}": [*alike],
+        }
+        for reason, odd in found.items():
             if odd:
-                rows = np.flatnonzero(cells == text)
+                rows = sum(counts[text] for text in odd)
+                others = f" with {len(odd)} such names" if len(odd) > 1 else ""
                 warnings.warn(
-                    f"{places.where(int(rows[0]))}: {short_repr(text)} in column {short_repr(column)} "
-                    f"({len(rows)} rows) {odd} and is read as a name of its own",
+                    f"{places.where(int(np.argmax(cells == odd[0])))}: {short_repr(odd[0])} in column "
+                    f"{short_repr(column)} {reason} and is read as a name of its own ({rows} rows{others})",
                     stacklevel=2,
                 )
+
+
+def _meaning(text: str) -> Decimal | str:
+    """Return the number or the word that a name probably stands for. Letters may differ in case only."""
+    if is_decimal(text):
+        return Decimal(text.strip())
+    word = unicodedata.normalize("NFC", text.strip())
+    return word if len(word) == 1 else word.casefold()
 
 
 def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
@@ -546,6 +574,12 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
                 raise DataError(
                     f"{', '.join(places.files)}: expected at most {CATEGORIES} different words in column "
                     f"{name}, as each becomes a column, found {len(words)}; {remedy}"
+                )
+            if all(map(_FORMATTED.fullmatch, words)):
+                warnings.warn(
+                    f"{', '.join(places.files)}: {short_repr(words[0])} and the {len(words) - 1} other words "
+                    f"in column {name} look like numbers, but each becomes a column: write them as 1234.5",
+                    stacklevel=2,
                 )
             return (codes[:, None] == np.arange(len(words))).astype(np.float64), False
         if not known.all():

@@ -55,6 +55,7 @@ class FewShotMAML(NetworkMAML):
     eta: float = Field(default=0.4, ge=0, description="step size η of the adaptation to a task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
+    needs = {"size": ("dataset = 'omniglot'", lambda problem: problem.dataset == "omniglot")}
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
     cites = ("huang_nd_mfcgd", "finn2017maml")
     maximised = frozenset({"accuracy"})

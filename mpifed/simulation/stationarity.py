@@ -162,9 +162,14 @@ class StationarityEvaluator:
         self.functions = Functions(FullData(simulation), budget)
         self.counts = simulation.placement.counts
         with collective_errors(simulation.comm, ValueError):
-            constrained = self.functions.is_y_constrained
-            if "stationarity" in self.settings.of and constrained and self.settings.ell is None:
+            constrained, ell = self.functions.is_y_constrained, self.settings.ell
+            if "stationarity" in self.settings.of and constrained and ell is None:
                 raise ConfigError("stationarity with a set for y needs the smoothness of f: set measures.ell")
+            if ell is not None and "moreau" not in self.settings.of and not constrained:
+                raise ConfigError(
+                    "measures.ell has no effect without a set for y or 'moreau' in of, got ell = "
+                    f"{ell:g}: leave it out"
+                )
 
     def __call__(self, point: Sequence[torch.Tensor], z: torch.Tensor | None, r: int) -> dict[str, float]:
         """Return the values by name, the same on all ranks; NaN if a gradient is not finite. Collective.

@@ -131,7 +131,8 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
 
 
 HIDDEN = ("train/.ipynb_checkpoints/0.png", "train/cat/.ipynb_checkpoints/0.png", "train/cat/._0.png",
-          "__MACOSX/train/cat/._0.png", "test/.bird/0.png")  # fmt: skip
+          "__MACOSX/train/cat/._0.png", "test/.bird/0.png", "train/@eaDir/0.png",
+          "lost+found/0.png")  # fmt: skip
 
 
 @pytest.mark.parametrize("archive", [False, True])
@@ -176,6 +177,20 @@ def test_links_are_followed(tmp_path):
     (root / "train/cat/9.png").symlink_to("nowhere.png")
     with pytest.raises(DataError, match="a link that leads nowhere: .*train/cat/9.png"):
         PETS(tmp_path)
+
+
+def test_names_with_backslashes_in_an_archive(tmp_path):
+    """As some programs on Windows write them."""
+    path = write(tmp_path, tree())
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as target:
+        for name, content in tree().items():
+            member = zipfile.ZipInfo()
+            member.filename = f"photos/{name}".replace("/", "\\")
+            target.writestr(member, content)
+    known = PETS(tmp_path).train[:]
+    shutil.rmtree(path)
+    images = PETS(tmp_path)
+    assert images.class_names == ["cat", "dog"] and torch.equal(images.train[:], known)
 
 
 def test_a_file_that_is_twice_in_an_archive_is_refused(tmp_path):

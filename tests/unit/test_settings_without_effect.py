@@ -52,6 +52,7 @@ CLOCK = {"bandwidth_down": 1.0, "bandwidth_up": 1.0, "gradients_per_second": 1.0
     ({"plugins": {"anything": 3}}, "no setting 'plugins'"),
     ({"plugins": 3}, "no setting 'plugins'"),
     ({"problem": {"name": "QuadraticMixture", "divergence": "kl"}}, "divergence has no effect without rho"),
+    ({"problem": {"name": "FewShotMAML", "dataset": "digits", "size": 16}}, "size has no effect without"),
 ])  # fmt: skip
 def test_settings_of_a_job_without_effect_are_refused(sections, message):
     job = {

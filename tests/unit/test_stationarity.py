@@ -309,6 +309,7 @@ class Broken(Game):
     ("AffineGame", LESGD(K=1, eta=1), dict(of=["phi"]), "minimax problem, .* 'operator'"),
     ("WGAN", STEPS, dict(of=["phi"], batch_size=2), "WGAN generates its samples"),
     ("FairClassification", STEPS, dict(of=["stationarity"]), "a set for y needs .*: set measures.ell"),
+    ("Saddle", STEPS, dict(of=["stationarity"], ell=3.0), "measures.ell has no effect without a set for y"),
 ])  # fmt: skip
 def test_invalid_measures(name, algorithm, measures, error):
     with pytest.raises((ConfigError, CollectiveError), match=error):

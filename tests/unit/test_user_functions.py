@@ -97,7 +97,8 @@ def test_validation_classes_and_clients():
     (np.array([3, 1]), ("1", "3")), (torch.tensor([3, 1]), ("1", "3")), (["10", "9"], ("10", "9")),
 ])  # fmt: skip
 def test_names_of_clients(clients, names):
-    repeated = [*clients] * 6 if isinstance(clients, list) else np.tile(clients, 6)
+    tile = torch.tile if isinstance(clients, torch.Tensor) else np.tile
+    repeated = [*clients] * 6 if isinstance(clients, list) else tile(clients, (6,))
     assert read(GOOD | {"clients": repeated}).owner_names == names
 
 

@@ -197,16 +197,47 @@ def test_whole_numbers_in_an_archive_are_names(tmp_path, monkeypatch):
     np.savez("mine.npz", a=np.zeros((4, 1)), kind=np.array([b"\xe9", b"a"] * 2))
     with pytest.raises(DataError, match="row 1: expected words or whole numbers in 'kind', found b'"):
         table(file="mine.npz")()
+    days = np.array(["2020-01-01", "NaT"] * 2, dtype="datetime64[D]")
+    np.savez("mine.npz", a=np.zeros((4, 1)), kind=days)
+    with pytest.raises(DataError, match="row 2: expected words or whole numbers in 'kind', found None"):
+        table(file="mine.npz")()
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("Male ", "mine.csv, row 2: 'Male ' in column 'sex' .2 rows. begins or ends with a blank and is read"),
-    ("NA", "mine.csv, row 2: 'NA' in column 'sex' .2 rows. often stands for a missing value and is read"),
+@pytest.mark.parametrize(("name", "groups", "message"), [
+    ("Male ", ["sex"], "'Male ' in column 'sex' begins or ends with a blank and is read as .* .2 rows."),
+    ("Male ", [], "'Male ' in column 'sex' begins or ends with a blank and is read as .* .2 rows."),
+    ("NA", ["sex"], "'NA' in column 'sex' often stands for a missing value and is read as"),
+    ("male", ["sex"], "'male' in column 'sex' resembles 'Male' and is read as a name of its own .2 rows."),
+    ("male", [], "'male' in column 'sex' resembles 'Male' and is read as a name of its own .2 rows."),
 ])  # fmt: skip
-def test_unusual_names_cause_a_warning(write, name, message):
+def test_unusual_names_cause_a_warning(write, name, groups, message):
+    """Names of groups, and words that become columns."""
     write("mine.csv", ["a,sex,kind", *(f"{i},{name if i % 4 == 1 else 'Male'},{i % 2}" for i in range(8))])
-    with pytest.warns(UserWarning, match=message):
-        table(groups=["sex"])()
+    with pytest.warns(UserWarning, match=f"mine.csv, row 2: {message}"):
+        table(groups=groups)()
+
+
+def test_there_is_one_warning_for_many_unusual_names(write):
+    """A file with blanks after its separators; equal numbers and equal letters in two codes."""
+    write("mine.csv", ["a,who,kind", *(f"{i}, {i // 2},{i % 2}" for i in range(12))])
+    with pytest.warns(
+        UserWarning, match="row 1: ' 0' in column 'who' .* .12 rows with 6 such names."
+    ) as warned:
+        table(client="who")()
+    assert len(warned) == 1
+    names = ["7", "07", "7.0", "\u00e9", "e\u0301", "a", "A", "b"]  # letters of another case are classes
+    write("mine.csv", ["a,who,kind", *(f"{i},{names[i // 2]},{i % 2}" for i in range(16))])
+    with pytest.warns(UserWarning, match="'07' in column 'who' resembles '7' .* .6 rows with 3 such names"):
+        table(client="who")()
+
+
+@pytest.mark.parametrize("cell", ["1,000,{}00", "1.000.{}00", "${}.50", "{} %", "1 00{}"])
+def test_words_that_look_like_numbers_cause_a_warning(write, cell):
+    write("mine.csv", ["a;b;kind", *(f"{i};{cell.format(i)};{i % 2}" for i in range(8))])
+    with pytest.warns(UserWarning, match="and the 7 other words in column 'b' look like numbers"):
+        assert table(separator=";")().train.shape[1] == 9
+    write("mine.csv", ["a;b;kind", *(f"{i};0{i}.02.2020;{i % 2}" for i in range(8))])
+    table(separator=";")()  # words
 
 
 def test_groups_as_features_are_numbers_or_words_as_before(write):
