@@ -57,8 +57,9 @@ def escape_control(text: str, line: bool = False) -> str:
 
 
 def escape_mathtext(text: str) -> str:
-    """Escape dollar signs, which delimit formulas in matplotlib, and control characters."""
-    return escape_control(text, line=True).replace("$", r"\$")
+    """Escape dollar signs, which delimit formulas in matplotlib, control characters and undecodable bytes."""
+    printable = escape_control(text, line=True).encode(errors="backslashreplace").decode()
+    return printable.replace("$", r"\$")
 
 
 def escape_cell(value: object) -> object:

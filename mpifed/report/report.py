@@ -86,7 +86,9 @@ class Paper:
             writers[self.figure] = paper_figure(chosen, self.figure, self.width, metrics, self.x, names)
         if self.latex:
             text = table(chosen, rule, metrics, names)
-            writers[self.latex] = lambda path: path.write_text(text, encoding="utf-8")
+            writers[self.latex] = lambda path: path.write_text(
+                text, encoding="utf-8", errors="backslashreplace"
+            )
         for path in writers:
             expect_writable(path, is_paper)
         return writers
@@ -165,7 +167,7 @@ def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule,
         image = b""
         with contextlib.suppress(Exception):  # reported for curves.png; the page does not depend on it
             image = figure()
-        path.write_text(page(settings, chosen, rule, image), encoding="utf-8")
+        path.write_text(page(settings, chosen, rule, image), encoding="utf-8", errors="backslashreplace")
 
     writers: dict[str, Callable[[Path], object]] = {"report.html": write_page}
     if metrics_of(chosen):
@@ -181,7 +183,7 @@ def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule,
 def _to_text(
     path: Path, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, rows: list[dict]
 ) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
         console = Console(file=file, width=100, color_system=None)
         console.print(REPORT_MARK)
         _print(console, settings, chosen, rule)

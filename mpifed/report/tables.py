@@ -273,7 +273,7 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
         return {f"{column} {part}": entry for part, entry in parts.items()}
 
     flat = [{key: text for cell in row.items() for key, text in cells(*cell).items()} for row in rows]
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         names = dict.fromkeys(column for row in flat for column in row)
         writer = csv.DictWriter(file, names, restval="nan", lineterminator="\n")
         writer.writerow({name: escape_cell(name) for name in names})

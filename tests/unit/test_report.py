@@ -89,6 +89,18 @@ def test_two_methods_are_written_and_printed(tmp_path, capsys):
     assert "LocalSGDA" in printed and "best setting" not in printed, "there is one setting per method"
 
 
+def test_a_folder_whose_name_is_not_utf8(tmp_path):
+    """As a name in Latin-1 from another system: Python reads its byte as a lone surrogate."""
+    for name in ("M\udcfcller", "b"):
+        write(tmp_path / name, config={"note": name}, auc=lambda r: r / 40)
+    out = tmp_path / "out"
+    out.mkdir()
+    report([tmp_path], out, paper=Paper(latex=out / "table.tex"))
+    for name in ("report.html", "table.txt", "table.csv", "table.tex"):
+        assert (out / name).stat().st_size
+    assert "M\\udcfcller" in (out / "table.csv").read_text(encoding="utf-8")
+
+
 def test_a_sweep_is_averaged_over_the_seeds(tmp_path):
     for seed in range(2):
         for gamma in (0.1, 0.2):
