@@ -1,16 +1,18 @@
-"""Every setting of a method that is accepted changes its runs: settings without effect are refused."""
+"""Every accepted setting of a method or a problem changes runs: settings without effect are refused."""
 
 import typing
 
 import pytest
 import torch
-from everything import METHODS, problem
+from everything import FITTING, METHODS, SETTINGS, problem
 
 import mpifed
 from mpifed import ConfigError
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import Options, build, default_of, settings_of
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import PROBLEMS
+from mpifed.simulation.simulation import NonFiniteError
 
 #: Family → a small problem, with sets or a convex part, and with several parameters per block if possible.
 SMALL = {
@@ -41,6 +43,24 @@ ELSEWHERE = {
 }
 
 
+#: The same for (problem, setting).
+ELSEWHERE_OF_PROBLEMS = {
+    ("AffineGame", "shared_jacobian"): "clients are equal without heterogeneity",
+    ("Bilinear", "shared_jacobian"): "likewise",
+    ("QuadraticNCPL", "shared_hessian"): "likewise",
+    ("RobustRegression", "radius"): "y is inside of the ball",
+    ("GroupParity", "bound"): "y is inside of the larger set",
+    ("AdversarialTraining", "steps"): "the gradients of a linear network have constant signs",
+    ("TextAUC", "p"): "all clients have the same share of positives",
+    ("FewShotMAML", "shots"): "the small network is constant",
+    ("FewShotMAML", "eta"): "likewise",
+    ("FewShotMAML", "tests"): "likewise",
+    ("FewShotMAML", "samples"): "likewise",
+}
+#: Settings with tests of their own for each value.
+CHOICES = ("dataset", "model", "augmentation", "partition", "phi")
+
+
 def problem_of(method):
     """Return a small problem on which the method runs."""
     if method.mixture:
@@ -53,11 +73,11 @@ def problem_of(method):
     return problem(name)
 
 
-def outcome(name: str, settings: dict) -> list:
-    """Return the records of the server, the output and the costs after some rounds."""
+def outcome(name: str, settings: dict, problem=None) -> list:
+    """Return the records of the server, the output, the costs and the metrics after some rounds."""
     method = build(ALGORITHMS[name], settings, name)
     simulation = mpifed.Simulation(
-        problem_of(ALGORITHMS[name]), method, comm=SerialComm(),
+        problem or problem_of(ALGORITHMS[name]), method, comm=SerialComm(),
         oracle={"batch_size": 4, "noise": {"name": "gaussian", "scale": 0.1}},
         participation={"cohort": 2} if method.partial_participation else {},
     )  # fmt: skip
@@ -66,7 +86,8 @@ def outcome(name: str, settings: dict) -> list:
         simulation.step()
     costs = simulation.rounds.costs
     counts = [costs.phases, costs.oracle_calls, costs.bytes_up, costs.bytes_down]
-    return [simulation.shared.buffer.clone(), simulation.output.buffer.clone(), counts]
+    metrics = simulation.evaluate(simulation.output) if problem else {}
+    return [simulation.shared.buffer.clone(), simulation.output.buffer.clone(), [*counts, repr(metrics)]]
 
 
 def alternatives(annotation) -> list:
@@ -106,4 +127,30 @@ def test_every_accepted_setting_of_a_method_has_an_effect(name):
             tried += 1
             if (name, setting) not in ELSEWHERE:
                 assert not is_same(before, after), f"{setting} = {value} has no effect"
+    assert tried
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_accepted_setting_of_a_problem_has_an_effect(name):
+    fitting = [method for method, other in FITTING if other == name]
+    method = next(
+        (one for one in ("FedAvg", "FSGDA", "LSGD", "ComFedL", "SimFBO") if one in fitting), fitting[0]
+    )
+
+    def after(settings):
+        return outcome(method, METHODS[method][0], build(PROBLEMS[name], SETTINGS[name] | settings, name))
+
+    before, tried = after({}), 0
+    for setting, field in settings_of(PROBLEMS[name]).items():
+        if setting in CHOICES or (name, setting) in ELSEWHERE_OF_PROBLEMS:
+            continue
+        for value in alternatives(field.annotation):
+            if value == SETTINGS[name].get(setting, default_of(field)):
+                continue
+            try:
+                found = after({setting: value})
+            except (ConfigError, CollectiveError, NonFiniteError, ValueError):
+                continue
+            tried += 1
+            assert not is_same(before, found), f"{setting} = {value} has no effect"
     assert tried
