@@ -549,11 +549,6 @@ def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int
                     return
 
 
-def _is_of_package(problem: Problem) -> bool:
-    """Return whether the class of a problem is a class of the package, and not a user's subclass."""
-    return type(user_problem(problem)).__module__.startswith("mpifed.")
-
-
 @torch.no_grad()
 def _writes(
     problem: Problem,
@@ -570,7 +565,7 @@ def _writes(
     """
     found: set[str] = set()
     problem.called_on_copies = frozenset()
-    if _is_of_package(problem):
+    if _of_package(type(user_problem(problem))):
         return
     full = algorithm is not None and bool(algorithm.minibatch_alternative)
     for size in (batch_size, 0) if batch_size and full else (batch_size,):
@@ -610,14 +605,14 @@ def _repeated(problem: Problem, clients: list[int], dtype, device, batch_size: i
             )
 
 
-def _of_package(function: Any) -> bool:
-    """Return whether a function is defined in the package, so that it need not be tested."""
-    return (getattr(function, "__module__", "") or "").startswith("mpifed.")
+def _of_package(defined: Any) -> bool:
+    """Return whether a function or a class is defined in the package, so that it need not be tested."""
+    return (getattr(defined, "__module__", "") or "").startswith("mpifed.")
 
 
 def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     """Report projections and proximal maps that write to their argument, which may be the iterate."""
-    if _is_of_package(problem):
+    if _of_package(type(user_problem(problem))):
         return
     maps = {f"the set of {block}": getattr(problem.sets, block) for block in problem.sets}
     if problem.family == "operator":
@@ -639,11 +634,6 @@ def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     """
     if not problem.test_rows or _of_package(problem.predict):
         return
-    with user_code_errors(f"{type(user_problem(problem)).__name__}.predict"):
-        yield from _wrong_scores(problem, start)
-
-
-def _wrong_scores(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
     blocks, last = problem.variables(), min(problem.test_rows, SCORED)
 
     def scores(first: int, last: int) -> torch.Tensor:
