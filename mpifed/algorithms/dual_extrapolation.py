@@ -125,7 +125,7 @@ class LocalDualExtrapolation(DualMethod):
         last = shared.x if self.sync_extrapolation else mean.dual
         shared.z = self.mirror(last, now.step(self.K) * self.eta, now.prox)
         shared.dual = mean.dual
-        shared.average += (mean.v_sum / self.K - shared.average) / now.round
+        shared.average += (mean.v_sum / self.K - shared.average) / (now.step(self.K) / self.K)
 
     def client_extrapolate(self, now, shared, client, message, oracle):
         client.dual, client.v_sum = self._steps(now, self.K - 1, shared, oracle)

@@ -12,6 +12,7 @@ from saddle_job import config, table
 
 import mpifed
 from mpifed import __version__, resume, run
+from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
@@ -561,3 +562,24 @@ def test_checkpoint_without_the_number_of_steps(done, without_results):
     hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
     resume(without_results, ["rounds=7", "algorithm.q=5"], COMM)
     assert checkpoint.newest(without_results)[1]["steps"] == [12 + 5, 5]
+
+
+@pytest.mark.parametrize("method, total", [
+    ({"name": "LSGD"}, "x_sum"),
+    ({"name": "LocalAdaSEG", "G_0": 1.0, "D": 0.1}, "x_sum"),
+    ({"name": "LocalDualExtrapolation"}, "v_sum"),
+])  # fmt: skip
+def test_averages_over_steps_across_a_change_of_their_number(tmp_path, monkeypatch, method, total):
+    sums, averages, function = [], [], ALGORITHMS[method["name"]].server_round
+
+    def recorded(self, now, shared, mean):
+        sums.append(getattr(mean, total).clone())
+        function(self, now, shared, mean)
+        averages.append(shared.average.clone())
+
+    monkeypatch.setattr(ALGORITHMS[method["name"]], "server_round", recorded)
+    rates = {} if "G_0" in method else {"eta": 0.05}
+    run(config(tmp_path / "run", 2, algorithm=method | rates | {"K": 2}), COMM)
+    resume(tmp_path / "run", ["rounds=3", "algorithm.K=6"], COMM)
+    # Only rounding of the running average in float64.
+    torch.testing.assert_close(averages[-1], sum(sums) / 10, rtol=1e-13, atol=1e-13)
