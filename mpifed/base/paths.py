@@ -6,6 +6,7 @@ This module imports no large library, because the command line loads it.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from mpifed.base.errors import ConfigError, short_repr
 
@@ -15,6 +16,8 @@ __all__ = ["expand_home", "expect_output_folder"]
 def expand_home(path: str | os.PathLike) -> str:
     """Return a path as a text in which a leading ``~`` or ``~user`` is the home folder.
 
+    For paths that users give, once: a folder called ``~`` can exist, and is found as ``./~``.
+
     A shell expands it only at the beginning of a word, not in ``run.out=~/runs`` or ``--out=~/runs``. Nothing
     else is expanded, e.g. no environment variables.
 
@@ -22,7 +25,10 @@ def expand_home(path: str | os.PathLike) -> str:
         ConfigError: there is no such home folder.
     """
     text = os.fsdecode(path)
-    expanded = os.path.expanduser(text) if text.startswith("~") else text
+    if not text.startswith("~"):
+        # Path("./~") is Path("~"), which another call would expand.
+        return os.path.abspath(text) if str(Path(text)).startswith("~") else text
+    expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise ConfigError(
             f"{short_repr(text)}: there is no home folder {short_repr(text.partition('/')[0])}; a file or "

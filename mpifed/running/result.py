@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ConfigError, expect_extra
+from mpifed.base.paths import expand_home
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
@@ -222,7 +223,7 @@ def load(folder: str | Path) -> Result:
     Raises:
         ValueError: there is no results file, or it is damaged.
     """
-    return from_files(*results.read(folder))
+    return from_files(*results.read(expand_home(folder)))
 
 
 def from_files(run: results.RunData, output: results.RunOutput) -> Result:

@@ -79,6 +79,11 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
 
 
 def _settings_in(folder: Folder) -> Stored:
+    if not folder.path.is_dir():
+        found = "is not a folder" if folder.path.exists() else "does not exist"
+        raise ValueError(
+            f"{folder.path} {found}: expected the folder of a run; a job is started with `mpifed run`"
+        )
     run, names = load_if_valid(folder.path), [path.stem for path in folder.checkpoints()]
     ended = run.last_round if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
@@ -86,11 +91,6 @@ def _settings_in(folder: Folder) -> Stored:
         return Stored(header["config"], writer_version(header))
     if run and run.end:
         return Stored(run.config, writer_version({"versions": run.versions}))
-    if not folder.path.is_dir():
-        found = "is not a folder" if folder.path.exists() else "does not exist"
-        raise ValueError(
-            f"{folder.path} {found}: expected the folder of a run; a job is started with `mpifed run`"
-        )
     if (folder.path / TRIED).is_file():
         raise ValueError(f"{folder.path} is the folder of a search: `mpifed tune JOB` continues it")
     if runs := sorted(

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
+from mpifed.base.paths import expand_home
 from mpifed.config.grids import Variant
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
@@ -101,7 +102,7 @@ def resume(
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
-    comm, folder = world(comm), Folder(folder)
+    comm, folder = world(comm), Folder(expand_home(folder))
     _collective(comm, lambda: expect_callbacks(callbacks))
     stored = find_settings(comm, folder)
     config = _collective(comm, lambda: _config_of_stored(stored, folder.path, overrides))

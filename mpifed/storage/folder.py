@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
-from mpifed.base.paths import expand_home
 from mpifed.parallel.world import process_name
 from mpifed.storage.files import (
     HISTORY_FILE,
@@ -59,7 +58,7 @@ class Folder:
     def __init__(self, path: str | Path):
         if not str(path).strip():
             raise ConfigError(f"expected the name of a folder, got {str(path)!r}: is a shell variable unset?")
-        self.path = Path(expand_home(path))
+        self.path = Path(path)
         self._lock, self._created = None, False
 
     def open(self, create: bool) -> None:

@@ -368,7 +368,7 @@ def load_if_valid(path: str | Path) -> RunData | None:
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
     """Open a results file, given its path or its folder. Errors while it is read contain its path."""
-    file = Path(expand_home(path)).resolve()
+    file = Path(path).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:
         expect(file.is_file(), "a run file", "no such file")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 from saddle_job import table
 
@@ -22,8 +21,9 @@ from mpifed.data.image_folder import UserFolder
 from mpifed.data.leaf import Leaf
 from mpifed.data.sources import opened
 from mpifed.data.user_tables import UserTable, UserTexts
+from mpifed.parallel.comm import CollectiveError
 from mpifed.report.report import report
-from mpifed.storage.folder import Folder
+from mpifed.storage.status import find_statuses
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_home_folder(home, path):
     assert expand_home(path) == str(home / Path(*Path(path).parts[1:]))
 
 
-@pytest.mark.parametrize("path", ["a~", "./~", "$HOME/a", "a/~/b", ""])
+@pytest.mark.parametrize("path", ["a~", "$HOME/a", "a/~/b", ""])
 def test_nothing_else_is_expanded(home, path):
     assert expand_home(path) == path
 
@@ -162,4 +162,20 @@ def test_a_change_of_a_job(home, tmp_path):
     assert read_job(tmp_path / "job.toml", ["run.out=~/a"]) == {
         "run": {"out": "~/a"}
     }  # as stored in a script
-    assert np.all([Folder(path).path == home / "a" for path in ("~/a", Path("~/a"))])
+
+
+def test_a_folder_with_the_name_of_the_home_folder(tmp_path, monkeypatch):
+    """Earlier versions created it. Only what users write is expanded."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert expand_home("./~") == str(tmp_path / "~")
+    assert run(table("./~/a", rounds=2)).path == tmp_path / "~/a/run.h5"
+    assert resume("./~/a", ["rounds=3"]).round == load("./~/a").round == 3
+    assert [(str(found.folder), found.state) for found in find_statuses(["."])] == [("~/a", "finished")]
+    assert len(frame(".")) == len(frame("./~"))
+
+
+def test_a_file_of_a_run_is_not_its_folder(tmp_path):
+    file = run(table(tmp_path / "a", rounds=2)).path
+    with pytest.raises(CollectiveError, match="run.h5 is not a folder: expected the folder of a run"):
+        resume(file)
