@@ -360,7 +360,7 @@ def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     path = snapshot.path.with_name(HISTORY_FILE)
     if lost:
         warning(
-            f"{path} is damaged: the costs, metrics and recorded iterates "
+            f"{path} is damaged or of another run: the costs, metrics and recorded iterates "
             f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
             "checkpoint, which is complete"
         )

@@ -77,7 +77,7 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     """Read the history up to a checkpoint.
 
     Args:
-        header: header of the checkpoint, which contains the costs of its own round.
+        header: header of the checkpoint, which contains the costs of its own round. They identify the run.
 
     Returns:
         Tables for :meth:`Recorder.restore`, with NaN for the costs and iterates of lost rows; and the
@@ -92,13 +92,18 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
             file.readinto(rows)
     rounds, numbers = rows["costs"][:, 0], np.arange(len(rows))
     valid = (rows["check"] == _checksums(rows)) & (np.isnan(rounds) | (rounds == numbers))
+    # Rows of another run with the same sizes are valid, too, but its round took another time.
+    valid &= not valid[-1] or np.array_equal(rows["costs"][-1], header["totals"])
     for table in rows.dtype.names[1:]:
         rows[table][~valid] = np.nan
     damaged = numbers[~valid].tolist()
     restored = _restore(rows, damaged, folder, header) if damaged else []
     if restored:
         rounds_of_rows = format_ranges(restored, " to ")
-        warning(f"{folder / HISTORY_FILE} is damaged: rounds {rounds_of_rows} are read from {RUN_FILE}")
+        warning(
+            f"{folder / HISTORY_FILE} is damaged or of another run: rounds {rounds_of_rows} are read from "
+            f"{RUN_FILE}"
+        )
     rows["costs"][-1] = header["totals"]
     evaluated = ~np.isnan(rows["metrics"][:, 0])
     tables = {"costs": rows["costs"], "metrics": rows["metrics"][evaluated].T}

@@ -184,7 +184,7 @@ def test_damaged_rows_are_reported_and_affect_no_other_row(out, tmp_path, capsys
                 expected[[r - 1 for r in lost if r]] = np.nan
                 np.testing.assert_array_equal(found.iterates[block], expected)
         assert resume(place, [f"rounds={ROUNDS + 4}"], COMM).costs["round"].tolist() == [*kept, ROUNDS + 4]
-        assert "is damaged" not in capsys.readouterr().err, "the damage is reported once"
+        assert "is damaged or" not in capsys.readouterr().err, "the damage is reported once"
         shutil.rmtree(place)
 
 
@@ -261,7 +261,7 @@ def test_damaged_rows_are_read_from_the_results(whole, tmp_path, capsys, damage)
     path.write_bytes(content) if content is not None else path.unlink()
     expect_equal(resume(place, [f"rounds={ROUNDS + 3}"], COMM), run(job(tmp_path / "more", ROUNDS + 3), COMM))
     output = capsys.readouterr().err
-    assert "history.bin is damaged: rounds " in output and "are read from run.h5" in output
+    assert "history.bin is damaged or of another run: rounds " in output and "are read from run.h5" in output
     assert "are lost" not in output
 
 
@@ -271,3 +271,21 @@ def test_results_of_another_run_fill_no_rows(out, tmp_path, capsys):
     (out / "history.bin").unlink()
     resume(out, [f"rounds={ROUNDS + 1}"], COMM)
     assert "rounds 0 to 9 are lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_results", [True, False])
+def test_the_history_of_another_run_is_not_taken(whole, tmp_path, capsys, has_results):
+    """Its rows are valid and have the same sizes."""
+    run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
+    place = shutil.copytree(whole[1], tmp_path / "run")
+    shutil.copy(tmp_path / "other" / "history.bin", place)
+    if not has_results:
+        (place / "run.h5").unlink()
+    capsys.readouterr()
+    resumed = resume(place, [f"rounds={ROUNDS + 3}"], COMM)
+    output = capsys.readouterr().err
+    if has_results:
+        expect_equal(resumed, run(job(tmp_path / "more", ROUNDS + 3), COMM))
+    else:
+        assert all(r > ROUNDS for r in resumed.history["round"])
+    assert ("are lost" in output) == (not has_results) and "of another run" in output
