@@ -144,4 +144,4 @@ class RankLog:
 
 
 def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
