@@ -53,7 +53,7 @@ VARIANTS = {
     "FedMuonDA": FIRST,
     "FedSGDAClip": [steps | {"tau": 2.0} for steps in FIRST],
     "LESGD": [{"sync_extrapolation": sync} for sync in (True, False)],
-    "SLIPPAX": [{"delta": 0.1}, {"delta": 0.0}],
+    "SLIPPAX": [{"delta": 0.1, "sigma": None}, {"delta": 0.0, "sigma": None}],
     "LocalDualExtrapolation": [
         {"sync_extrapolation": sync, "t0_mirror": mirror}
         for sync in (True, False)
@@ -74,7 +74,7 @@ VARIANTS = {
 }
 #: Methods whose clients evaluate outside of the sets: at projected points plus noise, or at points that are
 #: projected at the server only.
-OUTSIDE = [("SLIPPAX", {"delta": 0.1}), ("SAGDA", {"projection": "server"})]
+OUTSIDE = [("SLIPPAX", {"delta": 0.1, "sigma": None}), ("SAGDA", {"projection": "server"})]
 OUTSIDE += [(name, {}) for name in ("FedGDAGT", "FedNormSGDA", "FedNormSGDAPlus")]
 PROJECTING = [
     (name, changes)
