@@ -201,10 +201,7 @@ class LIPPAX(_Local):
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
 
-    needs: ClassVar[Needs] = {
-        "gamma": ("H > 0", lambda method: method.H > 0),
-        "L": ("H > 0 and the default of gamma", lambda method: method.H > 0 and method.gamma is None),
-    }
+    needs: ClassVar[Needs] = {"L": ("the default of gamma", lambda method: method.gamma is None)}
     source = "Wang & Kale n.d., LIPPAX"
     cites = ("wang_nd_slippax",)
     example = {"L": 1.0}
@@ -244,11 +241,7 @@ class SLIPPAX(LIPPAX):
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
 
     needs: ClassVar[Needs] = LIPPAX.needs | {
-        "delta": ("H > 0", lambda method: method.H > 0),
-        "sigma": (
-            "H > 0 and delta = 'derived' or 'theorem'",
-            lambda method: method.H > 0 and isinstance(method.delta, str),
-        ),
+        "sigma": ("delta = 'derived' or 'theorem'", lambda method: isinstance(method.delta, str)),
     }
     source = "Wang & Kale n.d., SLIPPAX"
     cites = ("wang_nd_slippax",)
