@@ -175,7 +175,8 @@ CASES = {
     },
     **{
         f"SLIPPAX {delta}": Case(
-            SLIPPAX, slippax, 3, STEPS | dict(H=2, L=3.0), dict(delta=delta) | ({"sigma": 2.0} if isinstance(delta, str) else {}),
+            SLIPPAX, slippax, 3, STEPS | dict(H=2, L=3.0),
+            dict(delta=delta) | ({"sigma": 2.0} if isinstance(delta, str) else {}),
             dict(delta=number, smooth=smooth),
         )
         for delta, number in (
