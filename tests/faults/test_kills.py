@@ -29,7 +29,7 @@ PATIENCE = 10
 OPEN_MPI = [
     (2, f"1 kill {STEP} 5", 3),  # while rank 0 waits in the Allreduce
     (3, f"2 kill {ALLREDUCE} 4", 6),  # while others are in the Allreduce
-    (2, f"1 kill {BCAST} 14", 9),  # in the broadcast of the adaptive matrices
+    (2, f"1 kill {BCAST} 17", 9),  # in the broadcast of the adaptive matrices
     (2, f"0 kill {REPLACE} 2", 9),  # the checkpoint of round 12 is synced and not yet renamed
     (2, f"0 kill {REPLACE} 3", 12),  # it is renamed, the results file is that of round 9
 ]
