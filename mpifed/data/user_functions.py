@@ -244,7 +244,6 @@ def _as_numbers(samples: Any, what: str) -> np.ndarray:
     array = _array(samples, what)
     if array.dtype.kind not in "biuf" or array.ndim < 2 or 0 in array.shape[1:]:
         raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
-    # A copy, which the user's code cannot change.
     return np.array(as_float32(array, lambda *index: f"{what}, row {index[0]}"), order="C")
 
 

@@ -21,8 +21,7 @@ import numpy as np
 from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, RUN_FILE, replacing
-from mpifed.storage.results import COSTS, load_if_valid
-from mpifed.storage.results import read as read_results
+from mpifed.storage.results import COSTS, read_if_valid
 
 __all__ = ["read", "row_type", "write"]
 
@@ -117,9 +116,10 @@ def _restore(rows: np.ndarray, damaged: list[int], folder: Path, header: Mapping
     Nothing is filled from the results of another run: seed, problem, names of metrics and sizes of iterates,
     and the costs of the rounds that are known, must be the same.
     """
-    if load_if_valid(folder) is None:
+    results = read_if_valid(folder)
+    if results is None:
         return []
-    run, output = read_results(folder)
+    run, output = results
     names, rounds = header["metrics"][1:], run.costs["round"].tolist()
     costs = np.array([run.costs[name] for name in COSTS], np.float64).T
     known = np.where(np.isin(np.arange(len(rows)), damaged), np.nan, rows["costs"][:, 0])

@@ -57,7 +57,8 @@ from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
     "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "class_name", "end_entries",
-    "expect", "files_below", "find_runs", "load", "load_if_valid", "read", "write",
+    "expect", "files_below", "find_runs", "load", "load_if_valid", "read",
+    "read_if_valid", "write",
 ]  # fmt: skip
 
 #: Format number of the results file.
@@ -357,12 +358,18 @@ def read(path: str | Path) -> tuple[RunData, RunOutput]:
 
 def load_if_valid(path: str | Path) -> RunData | None:
     """Read the results of a run as :func:`load` does; ``None`` if any part of the file is invalid."""
+    valid = read_if_valid(path)
+    return valid and valid[0]
+
+
+def read_if_valid(path: str | Path) -> tuple[RunData, RunOutput] | None:
+    """Read the results of a run as :func:`read` does; ``None`` if any part of the file is invalid."""
     try:
-        run, _ = read(path)
+        run, output = read(path)
         expect({"run", "stop"} <= {*run.config}, "the sections run and stop", run.config)
     except (TypeError, ValueError):  # values that are not numbers
         return None
-    return run
+    return run, output
 
 
 @contextmanager
