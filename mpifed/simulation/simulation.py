@@ -16,7 +16,7 @@ from mpifed.base.errors import user_code_errors
 from mpifed.base.log import warning
 from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import title
-from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
@@ -189,18 +189,13 @@ class Simulation:
         self._update_output()
         return controls
 
-    def restore(
-        self, round: int, skipped: int, unsent: list[str], steps: Sequence[int] | None = None
-    ) -> None:
+    def restore(self, round: int, skipped: int, unsent: list[str], steps: Sequence[int]) -> None:
         """Continue after ``round``; the records must have been restored before. Collective.
 
         Args:
-            steps: ``steps_done`` and ``previous_steps`` of :class:`~mpifed.simulation.rounds.Rounds`. By
-                default, all rounds had the present number of local steps.
+            steps: ``steps_done`` and ``previous_steps`` of :class:`~mpifed.simulation.rounds.Rounds`.
         """
-        number = local_steps(self.config.algorithm)
-        done, previous = steps or ((round - skipped) * number, number)
-        self.rounds.steps_done, self.rounds.previous_steps = done, previous
+        self.rounds.steps_done, self.rounds.previous_steps = steps
         self.round, self.rounds.skipped, self.rounds.traffic.unsent = round, skipped, set(unsent)
         self.rounds.average_clients()
 
