@@ -12,11 +12,22 @@ import functools
 import gzip
 import hashlib
 import lzma
+import math
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["OPENERS", "digest", "digest_of_path", "folder_chunks", "is_hidden", "listing", "walk"]
+__all__ = [
+    "OPENERS",
+    "digest",
+    "digest_of_path",
+    "expect_regular",
+    "folder_chunks",
+    "is_hidden",
+    "listing",
+    "walk",
+]
 
 #: Suffix of compressed files → function that opens them.
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
@@ -43,6 +54,20 @@ def digest(chunks: Iterable) -> str:
     for chunk in chunks:
         total.update(chunk)
     return total.hexdigest()
+
+
+def expect_regular(path: Path, limit: float = math.inf) -> None:
+    """Check a path that a stranger may have chosen: reading a device or a pipe might never end.
+
+    Args:
+        limit: maximum size in bytes.
+
+    Raises:
+        OSError: there is no file, or another one than a regular file of at most this size.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def walk(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -150,8 +175,8 @@ def _digest(path_text: str, state: _Signature) -> str:
 
 
 def _file_state(path: Path) -> tuple[str, int, int, int, int]:
-    stat = path.stat()
-    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    state = path.stat()
+    return str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _chunks(path: Path, open_file) -> Iterator[bytes]:

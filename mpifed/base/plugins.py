@@ -38,6 +38,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from mpifed.base.data_files import expect_regular
 from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
 from mpifed.base.paths import expand_home
 from mpifed.base.settings import suggest
@@ -271,9 +272,8 @@ def digest_on_disk(place: str) -> str:
 
 def _digest_of_file(file: str) -> str:
     try:
-        path = Path(file)  # of a stranger's run: not a device, a pipe or a sparse file
-        is_source = path.is_file() and path.stat().st_size <= MAX_SOURCE
-        return _digest(path.read_bytes()) if is_source else ""
+        expect_regular(Path(file), MAX_SOURCE)
+        return _digest(Path(file).read_bytes())
     except (OSError, ValueError):
         return ""
 

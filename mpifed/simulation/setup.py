@@ -8,7 +8,6 @@ good as one shared folder.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifed.base.data_files import digest
+from mpifed.base.data_files import digest, expect_regular
 from mpifed.base.errors import (
     ConfigError,
     format_ranges,
@@ -225,8 +224,7 @@ class InitialWeights:
         if file is None:
             return
         try:
-            if Path(file).exists() and not Path(file).is_file():  # reading a device might never end
-                raise OSError(errno.EINVAL, "not a regular file")
+            expect_regular(Path(file))
             content = Path(file).read_bytes()
         except OSError as error:
             raise OSError(f"initial: cannot read {self._file}: {error.strerror}") from None

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpifed.base.data_files import expect_regular
+
 __all__ = ["HEAD", "SCRIPT", "assigned_runs", "is_script", "assignment_lines"]
 
 #: The name of the script in a folder of results.
@@ -45,7 +47,7 @@ def assigned_runs(script: Path) -> list[tuple[int, Path]]:
 
 def _text(script: Path) -> str:
     try:
-        is_short = script.is_file() and script.stat().st_size <= MAX_BYTES  # not a device or a pipe
-        return script.read_text(encoding="utf-8", errors="replace") if is_short else ""
+        expect_regular(script, MAX_BYTES)
+        return script.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpifed.base.data_files import walk
+from mpifed.base.data_files import expect_regular, walk
 from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import LOCK_FILE, RUN_FILE, SEARCH_RESULT, TRIALS, TRIED, checkpoints, round_of
@@ -130,8 +130,7 @@ def _search(folder: Path, trials: list[Status]) -> Status:
     active = next((state for state in ("running", "running?") if counts[state]), "")
     metric = None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        if not (folder / SEARCH_RESULT).is_file():  # reading a device or a pipe might never end
-            raise FileNotFoundError
+        expect_regular(folder / SEARCH_RESULT)
         result = json.loads((folder / SEARCH_RESULT).read_text(encoding="utf-8"))
         metric = str(result["metric"]), float(result["value"])
     return Status(
