@@ -117,7 +117,7 @@ def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart(
     resumed.shared.buffer.copy_(first.shared.buffer)
     resumed.clients.buffer.copy_(first.clients.buffer)
     assert not torch.equal(resumed.point(), point)
-    resumed.restore(2, 0, [])
+    resumed.restore(2, 0, [], (4, 2))
     assert torch.equal(resumed.point(), point) and resumed.round == 2
 
 
