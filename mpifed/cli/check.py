@@ -58,7 +58,7 @@ from mpifed.problems import (
 )
 from mpifed.running.result import Result
 from mpifed.running.run import resume, run
-from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.problem_metrics import expect_metrics
 from mpifed.simulation.setup import default_dtype
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.state import expect_constants

@@ -70,3 +70,8 @@ class Details(NamedTuple):
     confusion: np.ndarray | None = None
     classes: list[str] = []
     clients: dict[str, np.ndarray] = {}
+
+    def joined(self, other: Details) -> Details:
+        """Return the results of two evaluations, of which at most one has a confusion matrix."""
+        confusion = other.confusion if self.confusion is None else self.confusion
+        return Details(confusion, self.classes or other.classes, self.clients | other.clients)

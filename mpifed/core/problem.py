@@ -45,8 +45,9 @@ from mpifed.core.streams import Stream, generator
 
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
-    "Problem", "as_family", "defines", "is_analytic", "network_block", "network_constants",
-    "network_parameters", "on_stored_data", "starting_point", "user_problem", "with_network_weights",
+    "Problem", "as_family", "defines", "is_analytic", "named_point", "network_block", "network_constants",
+    "network_parameters", "on_stored_data", "starting_point", "user_point", "user_problem",
+    "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -588,6 +589,18 @@ class Game(Operator):
 def user_problem(problem: Problem) -> Problem:
     """Return the problem as its user has written it: the minimax problem of a game."""
     return problem.problem if isinstance(problem, Game) else problem
+
+
+def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return views of a point (all blocks in one vector) by block of the user's problem: x, y of a game."""
+    sizes = user_problem(problem).variables().sizes
+    return dict(zip(sizes, point.split([*sizes.values()])))
+
+
+def named_point(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a copy of the point by block and parameter of the user's problem."""
+    blocks = problem.blocks_of(*point) if isinstance(problem, Game) else dict(zip(problem.variables(), point))
+    return {block: {name: value.clone() for name, value in named.items()} for block, named in blocks.items()}
 
 
 def as_family(problem: Problem, family: str) -> Problem:

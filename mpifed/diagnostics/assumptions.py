@@ -35,7 +35,7 @@ from mpifed.config.job import Config
 from mpifed.core.numerics import Budget, hill, lipschitz, top_values
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import deterministic, threads
-from mpifed.simulation.full_data import TAIL, FullData, gather_rows, noise_squares, rounding, tail_of
+from mpifed.simulation.full_data import TAIL, gather_rows, noise_squares, rounding, tail_of
 from mpifed.simulation.setup import default_dtype, resolve_reduction
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.stationarity import Functions
@@ -87,7 +87,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     with deterministic(exact):
         torch.set_num_threads(threads(config.run.threads, exact, comm.local_size))
         simulation = Simulation.from_settings(config, comm)
-        with simulation.transport, default_dtype(simulation.dtype):
+        with simulation, default_dtype(simulation.dtype):
             estimator = _Estimator(simulation, options)
             simulation.start()
             for r in np.unique(np.linspace(0, config.rounds, options.points).round().astype(int)).tolist():
@@ -108,7 +108,7 @@ class _Estimator:
     """Estimates the constants at successive points of a run."""
 
     def __init__(self, simulation: Simulation, options: Options):
-        self.full, self.options = FullData(simulation), options
+        self.full, self.options = simulation.full_data(), options
         self.comm, self.counts = simulation.comm, simulation.placement.counts
         self.minimax = self.full.problem.family == "minimax"
         self.blocks = list(self.full.blocks)

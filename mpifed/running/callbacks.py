@@ -138,7 +138,7 @@ class Callbacks:
         simulation = self._simulation
 
         def read(block: str) -> torch.Tensor:
-            return getattr(simulation.output, block) if stopped else simulation.rounds.block(block)
+            return getattr(simulation.output, block) if stopped else simulation.block(block)
 
         return Event(
             simulation.config.table(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,6 @@ from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
-from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
 from mpifed.running.recorder import Recorder, versions
@@ -27,7 +27,7 @@ from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
 
-__all__ = ["CheckpointManager", "Snapshot", "announce", "state_bytes", "expect_state", "writer_version"]
+__all__ = ["CheckpointManager", "Snapshot", "announce", "expect_state", "writer_version"]
 
 #: The results file contains the whole history. To bound the cost of writing it again and again, a history of
 #: more than ``LONG`` bytes must have grown by the fraction ``GROWTH`` since the last time.
@@ -59,6 +59,14 @@ class CheckpointManager:
         self.simulation, self.recorder, self.newest = simulation, recorder, 0
         self._history_rows, self._results_size = 0, 0
 
+    @property
+    def state_bytes(self) -> int:
+        """The size in bytes of the state in a checkpoint, without the history."""
+        sizes = _sizes(self.simulation)
+        numbers = sizes["shared"] + sizes["coordinator"] + sizes["output"] + math.prod(sizes["clients"])
+        numbers += sizes["output"] if self.run.keep_best else 0
+        return numbers * np.dtype(sizes["dtype"]).itemsize
+
     def clear(self) -> None:
         """Remove the files of the run that is replaced. Collective.
 
@@ -87,25 +95,26 @@ class CheckpointManager:
                 f"the checkpoint does not fit these settings: expected a state of {current}, found "
                 f"{header['sizes']}"
             )
-        dtype, records = np.dtype(simulation.config.run.dtype), _records(simulation)
+        arrays, own = simulation.arrays(), simulation.client_rows()
         with collective_errors(comm, *_ERRORS):
-            arrays = {
-                name: snapshot.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
-                for name, state in records.items()
+            rows = own.cpu()
+            read = {
+                name: snapshot.arrays[name] if comm.rank == 0 else np.empty(len(values), rows.dtype)
+                for name, values in arrays.items()
             }
-            rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
-        for array in arrays.values():
+        for array in read.values():
             comm.bcast_(array)
         with collective_errors(comm, *_ERRORS, ValueError, KeyError):
             checkpoint.read_clients(snapshot.path, rows, comm, simulation.placement)
-            simulation.restore_client_rows(torch.from_numpy(rows))
-            for name, state in records.items():
-                state.buffer.copy_(torch.from_numpy(arrays[name]))
+            own.copy_(rows)
+            for name, values in arrays.items():
+                values.copy_(torch.from_numpy(read[name]))
             past = _read_history(snapshot) if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
         steps = header.get("steps") or _steps_of_version_0_2(header, simulation.config.algorithm)
-        simulation.restore(snapshot.round, header["skipped"], header["unsent"], steps)
-        simulation.infeasible = header["infeasible"]
+        metrics = [name for name in header["metrics"] if name != "round"]
+        state = header | {"steps": steps, "metrics": metrics, **arrays, "clients": own}
+        simulation.load_state_dict(state)
         self.newest = snapshot.round
         announce(comm, f"continuing {self.folder.path} from round {self.newest}")
 
@@ -185,7 +194,7 @@ class CheckpointManager:
         Returns:
             The error on all ranks; "" if the files are written.
         """
-        unsent = self.simulation.rounds.unsent() if has_checkpoint else []
+        state = self.simulation.state_dict() if has_checkpoint else {}
         try:
             with collective_errors(self.comm, *_ERRORS):
                 if self.comm.rank == 0:
@@ -193,8 +202,8 @@ class CheckpointManager:
                     if has_checkpoint:
                         self._write_history()
                 if has_checkpoint:
-                    snapshot = Snapshot.take(self.simulation, self.recorder, end, unsent)
-                    rows = self.simulation.client_rows.cpu().numpy()
+                    snapshot = Snapshot.take(state, self.simulation, self.recorder, end)
+                    rows = state["clients"].cpu()
             with collective_errors(self.comm, *_ERRORS):
                 if has_checkpoint:
                     checkpoint.write(
@@ -307,30 +316,24 @@ class Snapshot:
     path: Path | None = None
 
     @classmethod
-    def take(cls, simulation: Simulation, recorder: Recorder, end: End | None, unsent: list[str]) -> Snapshot:
-        """Return the present state. The history must have been gathered.
-
-        Args:
-            unsent: the fields of :meth:`Rounds.unsent`.
-        """
-        header = {
+    def take(
+        cls, state: dict[str, Any], simulation: Simulation, recorder: Recorder, end: End | None
+    ) -> Snapshot:
+        """Return a state of :meth:`Simulation.state_dict`. The history must have been gathered."""
+        arrays = {name: state[name] for name in simulation.arrays()}
+        entries = {name: value for name, value in state.items() if name not in {*arrays, "clients"}}
+        header = entries | {
             "metrics": list(recorder.metrics),
-            "round": simulation.round,
-            "skipped": simulation.rounds.skipped,
-            "steps": [simulation.rounds.steps_done, simulation.rounds.previous_steps],
             "config": simulation.config.table(),
-            "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
             "data": digests(simulation.files),
-            "unsent": unsent,
-            "infeasible": simulation.infeasible,
             "versions": versions(),
             "device": simulation.device.type,
             "machine": machine(simulation.device),
             "recorded": recorder.sizes,
             "totals": recorder.costs[-1].tolist(),
         }
-        records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
+        records = {name: values.cpu().numpy() for name, values in arrays.items()}
         if best := recorder.best:
             header["best"] = {"metric": best.metric, "value": best.value, "round": best.round}
             records["best"] = best.point
@@ -367,27 +370,10 @@ def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     return tables
 
 
-def _records(simulation: Simulation) -> dict[str, State]:
-    """Return the records that a checkpoint contains as a whole."""
-    return {
-        "shared": simulation.shared,
-        "coordinator": simulation.rounds.coordinator.moments,
-        "output": simulation.output,
-    }
-
-
-def state_bytes(simulation: Simulation) -> int:
-    """Return the size in bytes of the state in a checkpoint, without the history."""
-    numbers = sum(len(state.buffer) for state in _records(simulation).values())
-    numbers += simulation.placement.clients * simulation.row_size
-    numbers += len(simulation.output.buffer) if simulation.config.run.keep_best else 0
-    return numbers * np.dtype(simulation.config.run.dtype).itemsize
-
-
 def _sizes(simulation: Simulation) -> dict:
     """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
-    clients = [simulation.placement.clients, simulation.row_size]
-    whole = {name: state.buffer.numel() for name, state in _records(simulation).items()}
+    clients = [simulation.placement.clients, simulation.client_rows().shape[1]]
+    whole = {name: len(values) for name, values in simulation.arrays().items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
 
 

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from mpifed.base.settings import suggest
-from mpifed.core.problem import network_constants, network_parameters, user_problem
+from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
-from mpifed.simulation.evaluation import user_point
 from mpifed.simulation.setup import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
@@ -93,7 +92,7 @@ class Recorder:
                 raise ValueError(
                     f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})"
                 )
-        row = sum(sizes[block] for block in self.blocks) * simulation.shared.buffer.element_size()
+        row = sum(sizes[block] for block in self.blocks) * simulation.dtype.itemsize
         needed = row * config.rounds
         if needed > MEMORY:
             raise ValueError(
@@ -111,11 +110,11 @@ class Recorder:
 
     def record_round(self) -> None:
         """Record the costs, and on rank 0 the iterates, of the last round."""
-        costs = self.simulation.rounds.costs
+        costs = self.simulation.costs
         self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
         if self.comm.rank == 0 and self.simulation.round > 0:
             for block in self.blocks:
-                self.iterates[block].append(self.simulation.rounds.block(block).cpu().numpy().copy())
+                self.iterates[block].append(self.simulation.block(block).cpu().numpy().copy())
 
     def record_metrics(self, values: dict[str, float]) -> None:
         """Record the metrics of the last round (rank 0)."""
@@ -135,7 +134,7 @@ class Recorder:
         metric = self.simulation.config.run.keep_best
         expect_metric("run.keep_best", metric, metrics)
         value, best = metrics[metric], self.best.value if self.best else math.nan
-        if is_better(value, best, metric in self.simulation.metrics.maximised):
+        if is_better(value, best, metric in self.simulation.maximised):
             self.best = Best(metric, value, self.simulation.round, point.cpu().numpy().copy())
 
     def gather(self) -> None:
@@ -146,7 +145,7 @@ class Recorder:
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._costs_before[1:]
         # A non-finite value ends a run in the middle of a round, whose time is left out.
-        clock = self.simulation.rounds.clock.collect(self.comm)[: len(rows)]
+        clock = self.simulation.federated_seconds()[: len(rows)]
         # Summed in the order of the rounds, so that a resumed run gets the same bits.
         rows[:, _CLOCK] = np.cumsum([self._costs_before[_CLOCK], *clock])[1:]
         self._costs_before[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._costs_before[_CLOCK]
@@ -203,7 +202,7 @@ class Recorder:
     @property
     def size(self) -> int:
         """The size of the history in bytes (rank 0)."""
-        item = self.simulation.shared.buffer.element_size()
+        item = self.simulation.dtype.itemsize
         iterates = sum(len(self.iterates[block]) * size for block, size in self.sizes.items())
         return self.costs.nbytes + 8 * sum(map(len, self.metrics.values())) + item * iterates
 
@@ -224,7 +223,6 @@ class Recorder:
             self._costs_before = self.costs[-1].copy()
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
-            self.simulation.metrics.names = [name for name in header["metrics"] if name != "round"]
             for block in self.blocks:
                 unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
@@ -261,7 +259,7 @@ class Recorder:
             self._point(),
             self._class_counts,
             final,
-            self.simulation.metrics.details if final else None,
+            self.simulation.details if final else None,
             self.best_point,
         )
 
@@ -291,22 +289,13 @@ class Recorder:
 
     def _attributes(self) -> dict[str, str]:
         simulation = self.simulation
-        layout = {
-            "ranks": self.comm.size,
-            "device": str(simulation.device),
-            "threads": torch.get_num_threads(),
-            "placement": simulation.config.run.placement,
-            "clients": simulation.placement.counts,
-            "group": simulation.rounds.choice.group,
-            "transport": simulation.transport.name,
-        }
         return {
             "config": json.dumps(simulation.config.table()),
             "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
-            "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
+            "layout": json.dumps(simulation.describe() | {"machine": machine(simulation.device)}),
             "data": files_to_json(simulation.files),
-            "maximised": json.dumps(sorted(simulation.metrics.maximised)),
-            "splits": json.dumps(simulation.metrics.rows),
+            "maximised": json.dumps(sorted(simulation.maximised)),
+            "splits": json.dumps(simulation.scored_rows),
             "infeasible": simulation.infeasible,
         }
 

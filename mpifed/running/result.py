@@ -18,11 +18,10 @@ from mpifed.base.paths import expand_home
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
-from mpifed.core.problem import network_parameters, user_problem
+from mpifed.core.problem import network_parameters, user_point, user_problem
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
-from mpifed.simulation.evaluation import user_point
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.files import RUN_FILE
@@ -209,7 +208,7 @@ class Result:
             network=network_parameters(problem),
             end=end,
             path=folder / RUN_FILE,
-            details=simulation.metrics.details,
+            details=simulation.details,
             infeasible=simulation.infeasible,
             _best=recorder.best_point,
         ).with_network(simulation.config)

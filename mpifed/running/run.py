@@ -24,24 +24,19 @@ from mpifed.config.tables import apply_override, read_table
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.callbacks import expect_callbacks
-from mpifed.running.checkpointing import Snapshot, announce
+from mpifed.running.loop import execute
 from mpifed.running.recorder import versions
 from mpifed.running.result import Result
 from mpifed.running.resume import (
     Stored,
-    complete,
     final_results,
-    find_saved,
     find_settings,
     open_for_resume,
     open_for_run,
 )
-from mpifed.running.runner import Runner
-from mpifed.running.signals import stopped_by
 from mpifed.simulation.setup import resolve_reduction
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
-from mpifed.storage.rank_log import RankLog
 
 __all__ = ["SweepOutcome", "resume", "run", "sweep"]
 
@@ -82,7 +77,7 @@ def run(
     _collective(comm, lambda: expect_callbacks(callbacks))
     config = resolve_reduction(_collective(comm, lambda: _read(job, overrides)), comm)
     folder = Folder(config.run.out)
-    return _execute(config, comm, folder, lambda: open_for_run(folder, config, resume), callbacks)
+    return execute(config, comm, folder, lambda: open_for_run(folder, config, resume), callbacks)
 
 
 def resume(
@@ -107,7 +102,7 @@ def resume(
     stored = find_settings(comm, folder)
     config = _collective(comm, lambda: _config_of_stored(stored, folder.path, overrides))
     config = resolve_reduction(config, comm)
-    return _execute(config, comm, folder, lambda: open_for_resume(folder, config), callbacks)
+    return execute(config, comm, folder, lambda: open_for_resume(folder, config), callbacks)
 
 
 @dataclass
@@ -223,29 +218,3 @@ def _collective(comm: SerialComm, function: Callable[[], T]) -> T:
             return function()
     except CollectiveError as error:
         raise ConfigError(str(error)) from None
-
-
-def _execute(
-    config: Config,
-    comm: SerialComm,
-    folder: Folder,
-    find: Callable[[], Snapshot | Result | None],
-    callbacks: Sequence[object],
-) -> Result:
-    """Start, continue or return what rank 0 finds with ``find``. Collective."""
-    with RankLog(comm, folder.path) as log:
-        try:
-            found = find_saved(comm, find)
-            if isinstance(found, Result):
-                if found.end.kind == "diverged":
-                    raise NonFiniteError(f"{folder.path} has already ended: {found.stopped}")
-                announce(comm, complete(folder, found.end))
-                return found.with_network(config)
-            log.open()
-            runner = Runner(config, comm, folder, log, callbacks)
-            result = runner.execute(found)
-        finally:
-            folder.close()
-    if runner.signal:
-        raise stopped_by(runner.signal, result)
-    return result

@@ -25,6 +25,8 @@ from mpifed.core.compression import Message, compress
 from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.records import Layout, State, Stored
 from mpifed.core.streams import Stream
+from mpifed.parallel.placement import Cohort
+from mpifed.simulation.executor import Stage
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = ["MessageCompressor", "plan"]
@@ -116,26 +118,24 @@ class MessageCompressor:
         return sum(self._compression.bytes(field.size, itemsize) for field in self._plans[phase])
 
     def send(
-        self,
-        r: int,
-        phase: int,
-        rows: torch.Tensor,
-        positions: np.ndarray,
-        scales: tuple[float, np.ndarray] | None,
+        self, r: int, stage: Stage, cohort: Cohort, members: slice, scales: tuple[float, np.ndarray] | None
     ) -> None:
-        """Replace messages ``[C, size]`` by the values that the server reconstructs from them.
+        """Replace the messages of a group by the values that the server reconstructs from them.
 
         Args:
-            phase: number of the phase in round ``r``, from 0.
-            positions: positions of the senders among this rank's clients, ``[C]``.
-            scales: the factor of changes, and the factors of changes of stored fields, ``[C]``.
+            members: the group, a part of ``cohort.local``.
+            scales: the factor of changes, and the factors of changes of stored fields, one per member of the
+                cohort on this rank; ``None`` if averages are not corrected.
         """
+        if self._compression is None and scales is None:
+            return
+        rows = stage.messages.buffer[: members.stop - members.start]
         if self._compression is not None:
-            self._compress(r, phase, rows, positions)
+            self._compress(r, stage.number, rows, cohort.local[members])
         if scales is None:
             return
-        scale, stored = scales[0], to_device(scales[1], rows.device, rows.dtype)[:, None]
-        for field in self._plans[phase]:
+        scale, stored = scales[0], to_device(scales[1][members], rows.device, rows.dtype)[:, None]
+        for field in self._plans[stage.number]:
             if field.stored:
                 rows[:, field.message] *= stored
             elif scale != 1:

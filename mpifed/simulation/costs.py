@@ -31,16 +31,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from mpifed.base.settings import Section
-from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
 from mpifed.core.algorithm import Algorithm, communicated_fields, constant_matrices
 from mpifed.core.records import Compressed, Layout
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.options import Clock
 
-__all__ = ["Clock", "Costs", "FederatedClock", "Traffic", "Volume", "member_seconds"]
+__all__ = ["Costs", "FederatedClock", "Traffic", "Volume", "member_seconds"]
 
 
 @dataclass
@@ -60,6 +58,12 @@ class Costs:
     compute_seconds: float = 0.0
     communication_seconds: float = 0.0
     seconds: float = 0.0
+
+    def add_seconds(self, seconds: float, communication: float) -> None:
+        """Add the time of a round, of which ``communication`` was spent waiting for messages."""
+        self.seconds += seconds
+        self.communication_seconds += communication
+        self.compute_seconds += seconds - communication
 
 
 class Volume(NamedTuple):
@@ -121,47 +125,6 @@ class Traffic:
                 size = stop - start
                 total += rule.bytes(size, self._itemsize) if rule and size else size * self._itemsize
         return total
-
-
-class Clock(Section):
-    """[clock]: speed and network of federated clients, for the simulated wall time of a run."""
-
-    bandwidth_down: BytesPerSecond = Field(gt=0, description="bandwidth from the server to a client")
-    bandwidth_up: BytesPerSecond = Field(gt=0, description="bandwidth from a client to the server")
-    gradients_per_second: GradientsPerSecond = Field(
-        gt=0, description="oracle calls per second of the median client"
-    )
-    latency: Seconds = Field(
-        0.0, ge=0, description="one-way latency of a message; a phase consists of two messages"
-    )
-    stragglers: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="σ of the lognormal factor on a client's computation time, sampled once per client",
-    )
-    jitter: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="σ of the lognormal factor on a client's computation time, sampled in every phase",
-    )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
-    )
-    timeout: Seconds | None = Field(
-        None,
-        gt=0,
-        description="time after which the server repeats an attempt, and considers a silent client as "
-        "dropped out; required with dropout",
-    )
-    server_seconds: Seconds = Field(0.0, ge=0, description="time of the server after each phase")
-
-    @model_validator(mode="after")
-    def _timeout_with_dropout(self):
-        if self.dropout and self.timeout is None:
-            raise ValueError("dropout needs timeout, the seconds after which a lost attempt is repeated")
-        return self
 
 
 def member_seconds(

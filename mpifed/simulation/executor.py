@@ -16,6 +16,7 @@ fields that are not filled, rounds 0 and 1 detect client functions that write to
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,33 +157,48 @@ class Executor:
         """Run the client function for a group, which fills the first rows of the messages."""
         before = shared.buffer.clone() if now.round < 2 else None
         stage.messages.buffer.zero_()
-        if self.capacity > 1:
-            self._step(stage, now, members, shared, 0)
-        else:
-            for row, member in enumerate(range(members.start, members.stop)):
-                self._step(stage, now, slice(member, member + 1), shared, row)
+        for row, step in self._steps(members):
+            # A single vectorised client is stepped with its copy, the next member of the sampler.
+            rows = slice(step.start, max(step.stop, step.start + min(self.capacity, 2)))
+            places = self.sampler.members[rows]
+            self.oracle.select_clients(rows)
+            client, index = self._records(places)
+            message, numbers = stage.rows(row, row + len(places)), self.oracle.client.tolist()
+            if not stage.filled:
+                message = Observed(message.layout, message.buffer)
+            record = client
+            if self._layout.size:
+                record = client.joined(self._within_round.rows(rows.start, rows.stop))
+            with user_code_errors(stage.called, now.round, stage.phase.name, numbers):
+                returned = stage.phase.client(now, shared, record, message, self.oracle)
+            if not stage.filled:
+                _expect_filled(stage, returned, message)
+            if index is not None:
+                self.clients.buffer[index] = client.buffer
+            self._count_calls(step)
         if before is not None:
             expect_unchanged(shared, before, "shared", stage.phase.client, "client")
 
-    def _step(self, stage: Stage, now: Now, members: slice, shared: Observed, row: int) -> None:
-        """Step ``members`` together; their messages are the rows from ``row``."""
-        # A single vectorised client is stepped with its copy, the next member of the sampler.
-        rows = slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
-        places = self.sampler.members[rows]
-        self.oracle.select_clients(rows)
+    def _steps(self, members: slice) -> Iterator[tuple[int, slice]]:
+        """Yield the members that are stepped together, with the row of their first message."""
+        if self.capacity > 1:
+            return iter([(0, members)])
+        return ((row, slice(n, n + 1)) for row, n in enumerate(range(members.start, members.stop)))
+
+    def _records(self, places: np.ndarray) -> tuple[State, torch.Tensor | None]:
+        """Return the records of the clients at ``places``, and their index if the records are a copy.
+
+        Records of contiguous clients are views, which are cached.
+        """
         first, count = int(places[0]), len(places)
-        contiguous = int(places[-1]) - first == count - 1
-        if contiguous:
-            clients = self._view(first, count)
-        else:
+        if int(places[-1]) - first != count - 1:
             index = self._index(places)
-            clients = State(self.clients.layout, self.clients.buffer[index])
-        record = clients
-        if self._layout.size:
-            record = clients.joined(self._within_round.rows(rows.start, rows.stop))
-        self._call(stage, now, shared, record, stage.rows(row, row + count))
-        if not contiguous:
-            self.clients.buffer[index] = clients.buffer
+            return State(self.clients.layout, self.clients.buffer[index]), index
+        if (first, count) not in self._views:
+            self._views[first, count] = self.clients.rows(first, first + count)
+        return self._views[first, count], None
+
+    def _count_calls(self, members: slice) -> None:
         calls, number = self.oracle.calls, members.stop - members.start
         self.calls[members] = calls if isinstance(calls, int) else calls[:number]
         if self.oracle.clip is not None:
@@ -190,28 +206,22 @@ class Executor:
             self.clipped = self.clipped + self.oracle.clipped[:number].sum()  # read once per evaluation
         self.calls[members] *= self.oracle.problem.gradients_per_call
 
-    def _view(self, first: int, count: int) -> State:
-        """Return the records of contiguous clients as views, which are cached."""
-        if (first, count) not in self._views:
-            self._views[first, count] = self.clients.rows(first, first + count)
-        return self._views[first, count]
-
     def _index(self, places: np.ndarray) -> torch.Tensor:
         return to_device(places, self.clients.buffer.device)
 
-    def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
-        name, clients = stage.called, self.oracle.client.tolist()
-        if not stage.filled:
-            message = Observed(message.layout, message.buffer)
-        with user_code_errors(name, now.round, stage.phase.name, clients):
-            returned = stage.phase.client(now, shared, client, message, self.oracle)
-        if not stage.filled:
-            expect_nothing(returned, name, "fills `message`")
-            reads, writes = message.pop_accesses()
-            empty = [field for field in message.layout.record.fields if field not in reads | writes]
-            if empty:
-                raise ContractError(f"{name} never fills message.{', message.'.join(empty)}")
-            stage.filled = True
+
+def _expect_filled(stage: Stage, returned: object, message: Observed) -> None:
+    """Check, after the first run of a stage, that the client function fills the message and returns nothing.
+
+    Raises:
+        ContractError: it does not.
+    """
+    expect_nothing(returned, stage.called, "fills `message`")
+    reads, writes = message.pop_accesses()
+    empty = [field for field in message.layout.record.fields if field not in reads | writes]
+    if empty:
+        raise ContractError(f"{stage.called} never fills message.{', message.'.join(empty)}")
+    stage.filled = True
 
 
 def _split(count: int, size: int) -> list[slice]:

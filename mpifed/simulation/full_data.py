@@ -12,7 +12,7 @@ the addresses of these samples, so its results do not change.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ import torch
 from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.core.numerics import Tail, hill
 from mpifed.core.oracle import ORACLES, MinimaxOracle
-from mpifed.core.problem import Game, defines
-from mpifed.core.sampling import Sample
+from mpifed.core.problem import Game, Problem, defines
+from mpifed.core.sampling import Sample, Sampler
 from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
-
-if TYPE_CHECKING:
-    from mpifed.simulation.simulation import Simulation
+from mpifed.parallel.transport import Transport
 
 __all__ = ["TAIL", "FullData", "gather_rows", "noise_squares", "noise_tail", "rounding", "tail_of"]
 
@@ -51,6 +50,11 @@ class FullData:
     Points are flat, all blocks concatenated, ``[d]``; for a game, the blocks are x and y of its minimax
     problem.
 
+    Args:
+        sampler: the samples of this rank's clients.
+        clients: the cohort of all clients.
+        reduction: name of the reduction of means over clients.
+
     Attributes:
         problem: the minimax problem of a game, otherwise the problem; ``blocks``: its variables.
         clients: client numbers on this rank.
@@ -60,11 +64,19 @@ class FullData:
         CollectiveError: the problem is a composition or bilevel, or generates its samples.
     """
 
-    def __init__(self, simulation: Simulation):
-        run, rounds, problem = simulation.config.run, simulation.rounds, simulation.problem
+    def __init__(
+        self,
+        problem: Problem,
+        sampler: Sampler,
+        clients: Cohort,
+        weights: np.ndarray | None,
+        transport: Transport,
+        placement: Placement,
+        reduction: str,
+    ):
         self.problem: Any = problem.problem if isinstance(problem, Game) else problem
-        self.blocks, self.comm = self.problem.variables(), simulation.comm
-        self._sampler = rounds.executor.sampler.copy()
+        self.blocks, self.comm = self.problem.variables(), transport.comm
+        self._sampler = sampler.copy()
         name = type(self.problem).__name__
         with collective_errors(self.comm, ValueError):
             if self.problem.family not in ("minimax", "operator"):
@@ -72,12 +84,12 @@ class FullData:
                 raise ContractError(f"{name} has the family {family!r}: expected minimax or operator")
             if self._sampler.generates_samples:
                 raise ContractError(f"{name} generates its samples: expected a problem with client_data")
-        self.clients, self.weights = rounds.hosted, rounds.coordinator.participants.base
+        self.clients, self.weights = sampler.clients, weights
         self._oracle = ORACLES[self.problem.family](self.problem, self._sampler, batched=False)
-        self._all_clients, self._transport = rounds.coordinator.cohort(0), simulation.transport
+        self._all_clients, self._transport = clients, transport
         self._split = tuple(self.blocks.sizes.values())
-        self._reduction = REDUCTIONS[run.reduction](
-            self._transport, 1, simulation.placement, sum(self._split) + 1, simulation.dtype
+        self._reduction = REDUCTIONS[reduction](
+            self._transport, 1, placement, sum(self._split) + 1, sampler.dtype
         )
         self._separable: dict[int, bool] = {}
 

@@ -8,23 +8,11 @@ of their samples, so the iterates do not change.
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 
-from mpifed.base.settings import Section
 from mpifed.simulation.full_data import ROUNDS, FullData
+from mpifed.simulation.options import Personalize
 
-__all__ = ["FineTuning", "Personalize"]
-
-
-class Personalize(Section):
-    """[personalize]: metrics of each client after it has fine-tuned the evaluated point on its samples."""
-
-    step_size: float = Field(
-        gt=0, allow_inf_nan=False, description="step size of the descent in x and of the ascent in y"
-    )
-    steps: int = Field(
-        10, ge=1, description="number of stochastic gradient steps of each client, at every evaluation"
-    )
+__all__ = ["FineTuning"]
 
 
 class FineTuning:

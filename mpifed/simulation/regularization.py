@@ -9,33 +9,14 @@ Proposition 3.1).
 from __future__ import annotations
 
 import torch
-from pydantic import Field, model_validator
 
 from mpifed.base.errors import ContractError
-from mpifed.base.settings import Section
 from mpifed.core.oracle import MinimaxOracle, OperatorOracle, ProximalTerm
 from mpifed.core.problem import Problem
 from mpifed.core.records import Record, State, not_sent
+from mpifed.simulation.options import Regularize
 
-__all__ = ["Regularize", "Regularizer", "with_centres"]
-
-
-class Regularize(Section):
-    """[regularize]: adds a‖x - x̃‖² - b‖y - y_0‖² to f; the metrics remain those of f."""
-
-    x: float = Field(0.0, ge=0, description="weight a of ‖x - x̃‖²; x̃ starts at x_0")
-    y: float = Field(0.0, ge=0, description="weight b of ‖y - y_0‖²")
-    stage: int | None = Field(
-        None, ge=1, description="number of rounds after which x̃ is set to the current x; default: never"
-    )
-
-    @model_validator(mode="after")
-    def _has_weights(self):
-        if not (self.x or self.y):
-            raise ValueError("needs x or y, the weight of a term")
-        if self.stage and not self.x:
-            raise ValueError("stage updates the centre of x: it needs the weight x")
-        return self
+__all__ = ["Regularizer", "with_centres"]
 
 
 def _names(problem: Problem) -> dict[str, str]:

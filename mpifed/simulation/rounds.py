@@ -1,15 +1,14 @@
-"""The phases of a round: client functions, the average, adaptive matrices, the server function, and costs.
+"""The five steps of a round: cohort, client functions, average, adaptive matrices and server function.
 
-A value that is not finite ends the run on all ranks together, with an error that names the round, the client
-and the fields.
+:meth:`Rounds.run` is a round. A value that is not finite ends the run on all ranks together
+(:mod:`mpifed.simulation.not_finite`).
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,12 @@ from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
 from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
-from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
-from mpifed.core.records import Layout, State
+from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.comm import CollectiveError, broadcast_text, collective_errors
+from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
@@ -33,27 +31,12 @@ from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
+from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.start_point import expect_gradient, non_finite_row
+from mpifed.simulation.start_point import expect_gradient
 from mpifed.simulation.state import Allocation
 
-__all__ = ["NonFiniteError", "Rounds"]
-
-#: Represents no client in a minimum over ranks.
-_NO_CLIENT = np.iinfo(np.int64).max
-#: If averages are at least this large, a non-finite value is attributed to divergence.
-_LARGE = 1e3
-
-
-class NonFiniteError(CollectiveError):
-    """A value is infinite or NaN; raised on all ranks together."""
-
-
-class _NonFiniteMessage(NamedTuple):
-    """A client's message that is not finite: the client number and a copy ``[size]``."""
-
-    client: int
-    message: torch.Tensor
+__all__ = ["Rounds"]
 
 
 class Rounds:
@@ -134,6 +117,8 @@ class Rounds:
         else:
             expect_gradient(oracle, bool(config.algorithm.minibatch_alternative), transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
+        # The weights of the setting `initial` are not known to the oracle.
+        self._finite = FiniteValues(oracle, self.hosted, transport.comm, known_start=not config.initial)
         self._average = self._stage(average) if memory.client_blocks.fields else None
         self._stages, self._start = self._stages_of(phases), self._stages_of(start)
 
@@ -152,7 +137,7 @@ class Rounds:
         return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers, cohorts)]
 
     def run(self, r: int, control: float = 0.0) -> float:
-        """Run round ``r``; round 0 runs the method's start phases.
+        """Run round ``r``; round 0 runs the method's start phases. Collective.
 
         Args:
             control: a value of this rank that is added to the first Allreduce.
@@ -161,30 +146,56 @@ class Rounds:
             The sum of the control values over all ranks.
         """
         started, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
+        shared, selected, skips = self.memory.shared, None, False
         self.clock.begin_round()
         self.executor.begin_round(r)
-        cohort, number, skipped = None, None, self.skipped
         for stage in self._stages if r else self._start:
-            if stage.cohort != number:
-                number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
+            # 1. The cohort is sampled. Each rank determines which members of the cohort it hosts.
+            if selected is None or stage.phase.new_cohort:
+                selected = self.coordinator.cohort(r, stage.cohort)
                 self.traffic.begin_cohort()
-            if not self._takes_place(r, stage, cohort):
+            if not self._takes_place(r, stage, selected):
                 continue
-            cohort = self.coordinator.participating(r, stage.number, cohort)
+            selected = cohort = self.coordinator.participating(r, stage.number, selected)
             if not len(cohort.members):
                 controls += self._skip(r, cohort, control)
-                self.skipped += stage.number == 0
+                skips = stage.number == 0
                 break
-            controls += self._phase(r, stage, cohort, control)
+            now, scales = self._now(r, cohort), self.coordinator.scales(cohort)
+            # 2. Client functions fill messages, which are added up group by group while they are in cache.
+            non_finite = None
+            shared.pop_accesses()
+            stage.reduction.begin(cohort)
+            for members in self.executor.groups(stage, cohort):
+                for observer in self.observers:
+                    observer.before_clients(stage, cohort, members)
+                self.executor.run(stage, now, members, shared)
+                found = self._finite.first_message(stage, cohort, members)
+                non_finite = non_finite or found
+                if r and not found:
+                    self.compressor.send(r, stage, cohort, members, scales)
+                for observer in self.observers:
+                    observer.after_clients(stage, cohort, members)
+                stage.reduction.add(members)
+            reads, _ = shared.pop_accesses()
+            # 3. One collective reduction averages the messages.
+            controls += stage.reduction.finish(control)
             control = 0.0  # only the first Allreduce includes it
-        if r and self.skipped == skipped:
+            self._finite.expect_mean(r, stage, non_finite)
+            for observer in self.observers:
+                observer.after_mean(stage, cohort)
+            # 4. Rank 0 updates the adaptive matrices and broadcasts them.
+            matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices, now.step(now.steps))
+            # 5. The server function updates `shared`, identically on every rank.
+            self._run_server(stage, now)
+            expect_finite_shared(r, stage, shared)
+            self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
+        self.skipped += skips
+        if r and not skips:
             self.previous_steps = local_steps(self.config.algorithm)
             self.steps_done += self.previous_steps
         self.average_clients()
-        seconds, communication = time.perf_counter() - started, self.transport.seconds - communicated
-        self.costs.seconds += seconds
-        self.costs.communication_seconds += communication
-        self.costs.compute_seconds += seconds - communication
+        self.costs.add_seconds(time.perf_counter() - started, self.transport.seconds - communicated)
         self.costs.wire_bytes = self.transport.wire_bytes
         return controls
 
@@ -227,59 +238,6 @@ class Rounds:
             previous_steps=self.previous_steps,
         )
 
-    def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
-        now, shared = self._now(r, cohort), self.memory.shared
-        shared.pop_accesses()
-        non_finite = self._step_clients(stage, now, cohort)
-        reads, _ = shared.pop_accesses()
-        controls = stage.reduction.finish(control)
-        self._check_mean(r, stage, non_finite)
-        for observer in self.observers:
-            observer.after_mean(stage, cohort)
-        matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices, now.step(now.steps))
-        self._run_server(stage, now)
-        _check_shared(r, stage, shared)
-        self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
-        return controls
-
-    def _check_mean(self, round: int, stage: Stage, found: _NonFiniteMessage | None) -> None:
-        """Raise a NonFiniteError on all ranks if an average is not finite. Collective in that case.
-
-        Args:
-            found: the first message on this rank that is not finite.
-        """
-        if stage.reduction.mean_is_finite():
-            return
-        comm = self.transport.comm
-        first = np.array([found.client if found else _NO_CLIENT], dtype=np.int64)
-        comm.allreduce_(first, "min")
-        if first[0] == _NO_CLIENT:
-            raise NonFiniteError(
-                f"non-finite value in round {round}: the sum of finite messages overflows in phase "
-                f"{stage.phase.name!r}: reduce the step sizes"
-            )
-        hosts_client = found is not None and found.client == first[0]
-        owner = np.array([comm.rank if hosts_client else comm.size], dtype=np.int64)
-        comm.allreduce_(owner, "min")
-        text = self._described(stage, found) if found and hosts_client else ""
-        text = broadcast_text(comm, text, int(owner[0]))
-        raise NonFiniteError(f"non-finite value in round {round}: client {first[0]}, {text}")
-
-    def _described(self, stage: Stage, found: _NonFiniteMessage) -> str:
-        """Describe a message that is not finite: its fields and the likely cause."""
-        fields = _non_finite_fields(stage.mean.layout, found.message)
-        position = int(np.flatnonzero(self.hosted == found.client)[0])
-        # The weights of the setting `initial` are not known here.
-        rows = "" if self.config.initial else non_finite_row(self.executor.oracle, position)
-        cause = (
-            f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
-            "size changes: check these data for values at which the problem's functions are undefined, such "
-            "as a row of zeros that is divided by its norm"
-            if rows
-            else "reduce the step sizes, or check that the problem's functions are finite at every point"
-        )
-        return f"{fields} of `message` (phase {stage.phase.name!r}): {cause}"
-
     def _run_server(self, stage: Stage, now: Now) -> None:
         """Run the server function; without one, averages replace the fields of ``shared`` of the same names.
 
@@ -298,31 +256,6 @@ class Rounds:
         if before is not None:
             expect_unchanged(mean, before, "mean", stage.phase.server, "server")
 
-    def _step_clients(self, stage: Stage, now: Now, cohort: Cohort) -> _NonFiniteMessage | None:
-        """Step this rank's members and add up their messages, group by group while they are in cache.
-
-        Returns:
-            The first message that is not finite, ``None`` if all are.
-        """
-        non_finite, scales = None, self.coordinator.scales(cohort)
-        modifies = now.round and (self.config.message.compression is not None or scales is not None)
-        stage.reduction.begin(cohort)
-        for members in self.executor.groups(stage, cohort):
-            for observer in self.observers:
-                observer.before_clients(stage, cohort, members)
-            self.executor.run(stage, now, members, self.memory.shared)
-            found = _first_non_finite(stage, cohort, members, self.hosted)
-            non_finite = non_finite or found
-            if modifies and not found:
-                rows = stage.messages.buffer[: members.stop - members.start]
-                factors = scales and (scales[0], scales[1][members])
-                r = now.round + self.skipped
-                self.compressor.send(r, stage.number, rows, cohort.local[members], factors)
-            for observer in self.observers:
-                observer.after_clients(stage, cohort, members)
-            stage.reduction.add(members)
-        return non_finite
-
     def _count_costs(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
         members, full = len(cohort.local), len(cohort.members) == self.problem.clients
         compressed = self.compressor.bytes(stage.number) if r else None
@@ -339,24 +272,27 @@ class Rounds:
         waits = self.coordinator.server_waits(cohort)
         self.clock.record_phase(r, cohort.local, self.executor.calls, volume, waits)
 
-    def unsent(self) -> list[str]:
-        """Return the fields of ``shared`` written since clients last downloaded them. Collective.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state between two rounds, except records and residuals. Collective.
 
-        A field is unsent if it is on every rank, because ranks without clients observe no downloads.
+        A field of ``shared`` is unsent if it is unsent on every rank, because ranks without clients observe
+        no downloads.
         """
         names = list(self.memory.shared.layout.slots)
         mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
         self.transport.comm.allreduce_(mask, "min")
-        return [name for name, unsent in zip(names, mask) if unsent]
+        return {
+            "skipped": self.skipped,
+            "steps": [self.steps_done, self.previous_steps],
+            "unsent": [name for name, unsent in zip(names, mask) if unsent],
+            "group": self.choice.group,
+        }
 
-    def clipped_share(self) -> float:
-        """Return the fraction of clipped gradients among the oracle calls of the last round. Collective.
-
-        NaN if there were no calls, e.g. before the first round and for a run that was complete.
-        """
-        counts = np.array([int(self.executor.clipped), self.executor.calls_in_round], dtype=np.int64)
-        self.transport.comm.allreduce_(counts)
-        return float(counts[0] / counts[1]) if counts[1] else math.nan
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; records and residuals must have been restored. Collective."""
+        self.steps_done, self.previous_steps = state["steps"]
+        self.skipped, self.traffic.unsent = state["skipped"], set(state["unsent"])
+        self.average_clients()
 
     def average_clients(self) -> None:
         """Average the blocks of which every client has its own copy. Collective if there are such blocks."""
@@ -381,45 +317,3 @@ class Rounds:
 
 def _no_client_function(now, shared, client, message, oracle) -> None:
     """The client function of a stage that only averages."""
-
-
-def _first_non_finite(
-    stage: Stage, cohort: Cohort, members: slice, hosted: np.ndarray
-) -> _NonFiniteMessage | None:
-    """Return a group's first message that is not finite, before the reduction overwrites the messages.
-
-    Args:
-        members: the group, a part of ``cohort.local``.
-        hosted: client numbers on this rank.
-    """
-    rows = stage.messages.buffer[: members.stop - members.start]
-    if all_finite(rows):
-        return None
-    row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    return _NonFiniteMessage(int(hosted[cohort.local[members.start + row]]), rows[row].clone())
-
-
-def _check_shared(round: int, stage: Stage, shared: State) -> None:
-    """Raise a NonFiniteError if the server function has written a value that is not finite.
-
-    ``shared`` is the same on all ranks, so all ranks raise the error.
-    """
-    if all_finite(shared.buffer):
-        return
-    largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
-    hint = "" if largest >= _LARGE else ", or check the server function for a division by 0"
-    raise NonFiniteError(
-        f"non-finite value in round {round}: {_non_finite_fields(shared.layout, shared.buffer)} of `shared`, "
-        f"written by the server from finite averages of up to {largest:.2g}: reduce the step sizes{hint}"
-    )
-
-
-def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
-    """Return the fields of a row that are not finite: ``field 'x'`` or ``fields 'x' and 'y'``."""
-    bad = ~torch.isfinite(row)
-    names = [
-        repr(name)
-        for name, parts in layout.slots.items()
-        if any(bad[start:stop].any() for start, stop in parts)
-    ]
-    return f"field {names[0]}" if len(names) == 1 else f"fields {', '.join(names[:-1])} and {names[-1]}"

@@ -39,10 +39,7 @@ from mpifed.core.sets import Zero
 from mpifed.core.user_metrics import MetricSetting
 from mpifed.core.validation import check_method
 from mpifed.parallel.options import ParallelOptions
-from mpifed.simulation.costs import Clock
-from mpifed.simulation.personalization import Personalize
-from mpifed.simulation.regularization import Regularize
-from mpifed.simulation.stationarity import StationarityOptions
+from mpifed.simulation.options import Clock, Personalize, Regularize, StationarityOptions
 
 __all__ = ["ExecutionOptions", "SimulationSettings"]
 

@@ -7,9 +7,10 @@ user code, torch's default dtype is ``run.dtype``: ``torch.as_tensor(0.05)`` has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
@@ -17,6 +18,7 @@ from mpifed.base.log import warning
 from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.metrics import Details
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
@@ -26,17 +28,22 @@ from mpifed.parallel.devices import choose_device, expect_reproducible_products
 from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 from mpifed.simulation.client_batching import Group
+from mpifed.simulation.clipped_share import ClippedShare
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.evaluation import Evaluator, infeasibility, projections
+from mpifed.simulation.costs import Costs
+from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation, Evaluations
 from mpifed.simulation.executor import Observer
+from mpifed.simulation.feasibility import infeasibility, projections
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.not_finite import NonFiniteError
 from mpifed.simulation.personalization import FineTuning
+from mpifed.simulation.problem_metrics import ClientMetrics, ScoredProblem, SplitMetrics
 from mpifed.simulation.regularization import Regularizer
-from mpifed.simulation.rounds import NonFiniteError, Rounds
+from mpifed.simulation.rounds import Rounds
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.setup import InitialWeights, default_dtype, place_clients, prepare, resolve_reduction
-from mpifed.simulation.state import Allocation
-from mpifed.simulation.stationarity import StationarityEvaluator
+from mpifed.simulation.state import Allocation, ClientRows
+from mpifed.simulation.stationarity import Stationarity
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
 
@@ -63,13 +70,14 @@ class Simulation:
         CollectiveError: on all ranks: the problem violates its contract or its data cannot be read.
 
     Attributes:
+        config: the validated settings.
+        problem: the prepared problem, in the method's family; ``blocks``: its variables.
         round: number of completed rounds.
-        shared, clients, output: the records; ``clients`` has one row per client of this rank.
-        rounds: runs rounds and counts their costs.
+        shared, clients: the records; ``clients`` has one row per client of this rank.
+        placement: of the clients on the ranks.
         files: the data files read, by name.
-        metrics: evaluates the metrics; the names of the first evaluation are kept.
-        stationarity: evaluates the stationarity measures, ``None`` if none are requested.
         infeasible: describes the first evaluated point outside the problem's sets; "" if there is none.
+        note: why clients are looped over although they could be vectorised; "" if there is no reason to say.
     """
 
     def __init__(self, problem: Problem, algorithm: Algorithm, *, comm: Any = None, **settings: Any):
@@ -120,8 +128,7 @@ class Simulation:
             self._sets = projections(self.problem)
         self.files = files | self.problem.files
         self.placement = place_clients(config, self.problem, comm)
-        self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
-        self.transport = choose_transport(comm, self.device, config.run.transport, exact)
+        transport = choose_transport(comm, self.device, config.run.transport, exact)
         clients = len(self.placement.clients_of(comm.rank))
         with collective_errors(comm, ValueError, OSError):
             memory = Allocation(
@@ -135,17 +142,42 @@ class Simulation:
                 self.problem,
                 placement=self.placement,
                 memory=memory,
-                transport=self.transport,
+                transport=transport,
                 participants=participants,
                 observers=observers,
                 group=group,
             )
-            self.stationarity = StationarityEvaluator(self) if config.measures else None
-            if config.personalize:
-                self.metrics.personalize(FineTuning(config.personalize, FullData(self)))
+            self._evaluations = self._evaluations_of(config)
+        self.note = self.rounds.choice.note
         oracle, regularize = self.rounds.executor.oracle, config.regularize
         with collective_errors(comm, ValueError):
             self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
+
+    def _evaluations_of(self, config: SimulationSettings) -> Evaluations:
+        """Return the evaluations that a job asks for, in the order of the history's columns. Collective."""
+        comm, others = self.comm, []
+        if config.measures:
+            counts = self.placement.counts
+            others.append(Stationarity(config.measures, config.algorithm, self.full_data(), counts))
+        if config.oracle.clip is not None:
+            others.append(ClippedShare(self.rounds.executor, comm))
+        reserved = {name: evaluation.owner for evaluation in others for name in evaluation.names}
+        with collective_errors(comm, ValueError):
+            scored = ScoredProblem(self.problem, config.metrics, reserved)
+        metrics: list[Evaluation] = [SplitMetrics(scored, comm, config.run.evaluate_on)]
+        if "clients" in config.run.evaluate_on:
+            metrics.append(ClientMetrics(scored, comm, self.placement))
+        if config.personalize:
+            tuning = FineTuning(config.personalize, self.full_data())
+            metrics.append(ClientMetrics(scored, comm, self.placement, tuning))
+        return Evaluations([*metrics, *others], comm, type(self.problem).__name__)
+
+    def __enter__(self) -> Simulation:
+        self.rounds.transport.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.rounds.transport.__exit__(*error)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -189,37 +221,13 @@ class Simulation:
         self._update_output()
         return controls
 
-    def restore(self, round: int, skipped: int, unsent: list[str], steps: Sequence[int]) -> None:
-        """Continue after ``round``; the records must have been restored before. Collective.
-
-        Args:
-            steps: ``steps_done`` and ``previous_steps`` of :class:`~mpifed.simulation.rounds.Rounds`.
-        """
-        self.rounds.steps_done, self.rounds.previous_steps = steps
-        self.round, self.rounds.skipped, self.rounds.traffic.unsent = round, skipped, set(unsent)
-        self.rounds.average_clients()
-
-    @property
-    def client_rows(self) -> torch.Tensor:
-        """The state of the clients between rounds, one row per client: the record and the residuals of
-        compression."""
-        records, residuals = self.clients.buffer, self.rounds.compressor.residuals
-        return torch.cat([records, residuals], dim=1) if residuals.shape[1] else records
-
-    @property
-    def row_size(self) -> int:
-        """The length of a row of :attr:`client_rows`."""
-        return self.clients.buffer.shape[1] + self.rounds.compressor.residuals.shape[1]
-
-    def restore_client_rows(self, rows: torch.Tensor) -> None:
-        """Restore the state of the clients from :attr:`client_rows`."""
-        width = self.clients.buffer.shape[1]
-        self.clients.buffer.copy_(rows[:, :width])
-        self.rounds.compressor.residuals.copy_(rows[:, width:])
+    def block(self, name: str) -> torch.Tensor:
+        """Return the current iterate of a block, ``[d]``; the clients' average if each has its own copy."""
+        return self.rounds.block(name)
 
     def point(self) -> torch.Tensor:
         """Return the current iterate, all blocks concatenated."""
-        return torch.cat([self.rounds.block(name) for name in self.blocks])
+        return torch.cat([self.block(name) for name in self.blocks])
 
     @property
     def output(self) -> State:
@@ -240,9 +248,11 @@ class Simulation:
         elif rule == "uniform" and Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:
             output.buffer.copy_(self.point())
 
-    def evaluate(self, state: State) -> dict[str, float]:
-        """Evaluate the metrics and stationarity measures at the iterate of ``shared`` or at ``output``.
-        Collective.
+    def evaluate(self, state: State | None = None) -> dict[str, float]:
+        """Evaluate the metrics and stationarity measures at the current iterate. Collective.
+
+        Args:
+            state: evaluate at its blocks instead, e.g. at :attr:`output`.
 
         Returns:
             All values on rank 0, an empty dictionary on the other ranks.
@@ -251,17 +261,100 @@ class Simulation:
             CollectiveError: a function of the problem fails, or returns something else than a dictionary of
                 numbers.
         """
-        block = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
+        block = self.block if state is None else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
-            point = [block(name) for name in self.blocks]
-            self._expect_feasible(point)
             z = self.shared.z if "z" in self.shared else None
-            stationarity = self.stationarity(point, z, self.round) if self.stationarity else {}
-            if self.config.oracle.clip is not None:
-                stationarity["clipped"] = self.rounds.clipped_share()
-            return self.metrics(point, self.round, stationarity)
+            point = EvaluatedPoint(self.round, [block(name) for name in self.blocks], z)
+            self._expect_feasible(point.blocks)
+            return self._evaluations.evaluate(point)
 
-    def _expect_feasible(self, point: list[torch.Tensor]) -> None:
+    @property
+    def maximised(self) -> frozenset[str]:
+        """Names of the metrics to maximise."""
+        return self._evaluations.maximised
+
+    @property
+    def scored_rows(self) -> dict[str, int]:
+        """Number of samples that an evaluation scores, by split."""
+        return self._evaluations.rows
+
+    @property
+    def details(self) -> Details:
+        """Further results of the last evaluation, on rank 0."""
+        return self._evaluations.details
+
+    @property
+    def costs(self) -> Costs:
+        """Running totals of this rank."""
+        return self.rounds.costs
+
+    def federated_seconds(self) -> np.ndarray:
+        """Return the simulated seconds of each round since the last call, on all ranks. Collective."""
+        return self.rounds.clock.collect(self.comm)
+
+    def full_data(self) -> FullData:
+        """Return the problem on all data of all clients. Collective.
+
+        Raises:
+            CollectiveError: the problem is a composition or bilevel, or generates its samples.
+        """
+        rounds = self.rounds
+        return FullData(
+            self.problem,
+            rounds.executor.sampler,
+            rounds.coordinator.cohort(0),
+            rounds.coordinator.participants.base,
+            rounds.transport,
+            self.placement,
+            self.config.run.reduction,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return where and how the rounds are computed, for logs and files."""
+        return {
+            "ranks": self.comm.size,
+            "device": str(self.device),
+            "threads": torch.get_num_threads(),
+            "placement": self.config.run.placement,
+            "clients": self.placement.counts,
+            "group": self.rounds.choice.group,
+            "transport": self.rounds.transport.name,
+        }
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the vectors of the state that are the same on all ranks, or valid on rank 0, by name."""
+        moments = self.rounds.coordinator.moments.buffer
+        return {"shared": self.shared.buffer, "coordinator": moments, "output": self.output.buffer}
+
+    def client_rows(self) -> ClientRows:
+        """Return the state of this rank's clients between rounds, one row per client."""
+        return ClientRows([self.clients.buffer, self.rounds.compressor.residuals])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state between two rounds, without copies. Collective.
+
+        The entries are JSON-able values, the vectors of :meth:`arrays` and the rows of :meth:`client_rows`
+        as ``clients``. Random numbers have no state.
+        """
+        return self.rounds.state_dict() | {
+            "round": self.round,
+            "infeasible": self.infeasible,
+            "metrics": self._evaluations.names,
+            **self.arrays(),
+            "clients": self.client_rows(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`state_dict`. Collective."""
+        for name, values in self.arrays().items():
+            values.copy_(state[name])
+        self.client_rows().copy_(state["clients"])
+        self.round, self.infeasible = state["round"], state["infeasible"]
+        self._evaluations.names = state["metrics"]
+        self.rounds.load_state_dict(state)
+
+    def _expect_feasible(self, point: Sequence[torch.Tensor]) -> None:
         """Warn about the first point outside the problem's sets. Collective if there are sets."""
         if self.infeasible or not self._sets:
             return

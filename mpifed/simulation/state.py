@@ -8,8 +8,11 @@ is accepted may still need more memory.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mpifed.base.errors import ConfigError, ContractError
@@ -24,10 +27,11 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import max_partial_sums
 from mpifed.simulation.compression import plan
 from mpifed.simulation.executor import capacity, message_rows
-from mpifed.simulation.regularization import Regularize, with_centres
+from mpifed.simulation.options import Regularize
+from mpifed.simulation.regularization import with_centres
 from mpifed.simulation.settings import SimulationSettings
 
-__all__ = ["Allocation", "expect_constants", "expect_memory", "memory_needs"]
+__all__ = ["Allocation", "ClientRows", "expect_constants", "expect_memory", "memory_needs"]
 
 #: Bytes per row index of a client's data while it is drawn.
 _ROW = 20
@@ -129,6 +133,44 @@ class Allocation:
                     f"{type(self._method).__name__}: the field {block!r} holds a block of {problem}, so it "
                     f"must have the type {block!r}, got {field_type!r}"
                 )
+
+
+class ClientRows:
+    """The state of this rank's clients between rounds, one row per client: several matrices side by side.
+
+    The state is never copied as a whole on a device.
+
+    Args:
+        parts: matrices with the same number of rows.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor]):
+        self._parts = parts
+        widths = [0, *itertools.accumulate(part.shape[1] for part in parts)]
+        self._columns = [slice(*edge) for edge in itertools.pairwise(widths)]
+        self.shape = len(parts[0]), widths[-1]
+        self.dtype = torch.empty(0, dtype=parts[0].dtype).numpy().dtype
+
+    def cpu(self) -> ClientRows:
+        """Return the rows in the memory of the host: themselves, unless they are on a GPU."""
+        return ClientRows([part.cpu() for part in self._parts])
+
+    def read(self, first: int, rows: np.ndarray) -> None:
+        """Copy the rows from ``first`` on into ``rows``."""
+        target = torch.from_numpy(rows)
+        for part, columns in zip(self._parts, self._columns):
+            target[:, columns].copy_(part[first : first + len(rows)])
+
+    def write(self, first: int, rows: np.ndarray) -> None:
+        """Replace the rows from ``first`` on."""
+        source = torch.from_numpy(rows)
+        for part, columns in zip(self._parts, self._columns):
+            part[first : first + len(rows)].copy_(source[:, columns])
+
+    def copy_(self, rows: ClientRows) -> None:
+        """Replace all rows by those of the same clients of another simulation."""
+        for part, other in zip(self._parts, rows._parts):
+            part.copy_(other)
 
 
 def memory_needs(config: SimulationSettings, problem: Problem, clients: int, members: int) -> dict[str, int]:

@@ -26,55 +26,19 @@ residual/μ of y*(x), and ``phi_gradient`` within L residual/μ of ‖∇Φ(x)�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from mpifed.base.errors import ConfigError, user_code_errors
-from mpifed.base.settings import Needs, Section
+from mpifed.core.algorithm import Algorithm
 from mpifed.core.numerics import Budget, Solution, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
+from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
 from mpifed.simulation.full_data import TAIL, FullData, noise_tail
+from mpifed.simulation.options import StationarityOptions
 
-if TYPE_CHECKING:
-    from mpifed.simulation.simulation import Simulation
-
-__all__ = ["Functions", "StationarityEvaluator", "StationarityOptions"]
-
-
-#: Measures with inner problems, as a condition.
-_SOLVED = "'phi', 'nuclear_norm', 'moreau' or 'potential' in of"
-
-
-class StationarityOptions(Section):
-    """[measures]: stationarity measures on all data, recorded at every evaluation."""
-
-    of: tuple[Literal["stationarity", "phi", "nuclear_norm", "moreau", "potential", "tail"], ...] = Field(
-        min_length=1,
-        description="stationarity: ‖∇_x f‖ and ℓ‖P_Y(y + ∇_y f/ℓ) - y‖; phi: ‖∇Φ‖; nuclear_norm: nuclear "
-        "norm of ∇Φ; moreau: ‖∇Φ_{1/2ℓ}‖; potential: V of FESSGDA and SmoothedGDA; tail: tail index of the "
-        "noise",
-    )
-    ell: float | None = Field(
-        None, gt=0, description="smoothness constant ℓ of f, for moreau, and for stationarity if y has a set"
-    )
-    accuracy: float = Field(
-        1e-6, ge=0, description="natural residual at which inner problems are considered solved"
-    )
-    evaluations: int = Field(1000, ge=1, description="maximum number of full gradients per inner problem")
-    samples: int = Field(100, ge=10, description="stochastic gradients per client and evaluation, for tail")
-
-    needs: ClassVar[Needs] = {
-        "ell": (
-            "'moreau' or 'stationarity' in of",
-            lambda measures: {"moreau", "stationarity"} & {*measures.of},
-        ),
-        "accuracy": (_SOLVED, lambda measures: {*measures.of} - {"stationarity", "tail"}),
-        "evaluations": (_SOLVED, lambda measures: {*measures.of} - {"stationarity", "tail"}),
-        "samples": ("'tail' in of", lambda measures: "tail" in measures.of),
-    }
+__all__ = ["Functions", "Stationarity"]
 
 
 class Functions:
@@ -152,16 +116,34 @@ class Functions:
         return self.full.value(torch.cat([x, y])) + p / 2 * float((x - z).norm()) ** 2
 
 
-class StationarityEvaluator:
-    """Evaluates the measures that a job requests."""
+#: Names of the values of each measure.
+_NAMES = {
+    "stationarity": ("gradient_x", "gradient_y"),
+    "phi": ("phi_gradient", "phi_residual"),
+    "nuclear_norm": ("nuclear_norm", "phi_residual"),
+    "moreau": ("moreau_gradient", "moreau_residual"),
+    "potential": ("potential", "potential_residual"),
+    "tail": TAIL,
+}
 
-    def __init__(self, simulation: Simulation):
-        self.settings: Any = simulation.config.measures
-        self.method: Any = simulation.config.algorithm
-        budget = Budget(self.settings.accuracy, self.settings.evaluations)
-        self.functions = Functions(FullData(simulation), budget)
-        self.counts = simulation.placement.counts
-        with collective_errors(simulation.comm, ValueError):
+
+class Stationarity(Evaluation):
+    """The measures that a job requests.
+
+    Args:
+        counts: number of clients on each rank.
+
+    Raises:
+        CollectiveError: a measure needs a smoothness constant, or has no use for one.
+    """
+
+    owner = "[measures]"
+
+    def __init__(self, settings: StationarityOptions, method: Algorithm, full: FullData, counts: list[int]):
+        self.settings, self.method, self.counts = settings, method, counts
+        self.names = tuple(name for measure in settings.of for name in _NAMES[measure])
+        self.functions = Functions(full, Budget(settings.accuracy, settings.evaluations))
+        with collective_errors(full.comm, ValueError):
             constrained, ell = self.functions.is_y_constrained, self.settings.ell
             if "stationarity" in self.settings.of and constrained and ell is None:
                 raise ConfigError("stationarity with a set for y needs the smoothness of f: set measures.ell")
@@ -171,15 +153,9 @@ class StationarityEvaluator:
                     f"{ell:g}: leave it out"
                 )
 
-    def __call__(self, point: Sequence[torch.Tensor], z: torch.Tensor | None, r: int) -> dict[str, float]:
-        """Return the values by name, the same on all ranks; NaN if a gradient is not finite. Collective.
-
-        Args:
-            point: the blocks of the method's problem, flat.
-            z: the method's smoothing point, if it has one.
-            r: number of completed rounds, for the addresses of noise samples.
-        """
-        x, y = torch.cat(list(point)).split(self.functions.sizes)
+    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
+        """Return the values by name, the same on all ranks; NaN if a gradient is not finite. Collective."""
+        x, y = torch.cat([*point.blocks]).split(self.functions.sizes)
         values: dict[str, float] = {}
         for name in self.settings.of:
             if name == "stationarity":
@@ -187,10 +163,10 @@ class StationarityEvaluator:
             elif name == "moreau":
                 values |= self._moreau(x, y)
             elif name == "potential":
-                values |= self._potential(x, y, z)
+                values |= self._potential(x, y, point.z)
             elif name == "tail":
                 full = self.functions.full
-                tail = noise_tail(full, self.counts, r, self.settings.samples, torch.cat([x, y]))
+                tail = noise_tail(full, self.counts, point.round, self.settings.samples, torch.cat([x, y]))
                 values |= dict(zip(TAIL, tail))
         return values | self._phi(x, y)
 

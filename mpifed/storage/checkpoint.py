@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import h5py
 import numpy as np
@@ -38,14 +39,27 @@ MARGIN = 4 * 2**20
 Validator = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
-def _row_spans(first: int, last: int, rows: np.ndarray):
+class Rows(Protocol):
+    """The client rows of a rank, wherever they are stored."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+    def read(self, first: int, rows: np.ndarray) -> None:
+        """Copy the rows from ``first`` on into ``rows``."""
+
+    def write(self, first: int, rows: np.ndarray) -> None:
+        """Replace the rows from ``first`` on."""
+
+
+def _row_spans(first: int, last: int, rows: Rows):
     """Split ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes in rows of the size of ``rows``."""
     step = max(1, MAX_BLOCK // max(1, _row_bytes(rows)))
     return ((start, min(start + step, last)) for start in range(first, last, step))
 
 
-def _row_bytes(rows: np.ndarray) -> int:
-    return rows.shape[1] * rows.itemsize
+def _row_bytes(rows: Rows) -> int:
+    return rows.shape[1] * rows.dtype.itemsize
 
 
 def write(
@@ -53,7 +67,7 @@ def write(
     keep: int,
     header: dict,
     arrays: dict[str, np.ndarray],
-    rows: np.ndarray,
+    rows: Rows,
     comm: SerialComm,
     placement: Placement,
 ) -> None:
@@ -65,7 +79,7 @@ def write(
     Args:
         header: JSON-able values (those of rank 0 are written).
         arrays: whole arrays with at least one axis (those of rank 0 are written).
-        rows: the client rows of this rank, ``[C, size]``.
+        rows: the client rows of this rank.
 
     Raises:
         OSError, RuntimeError: on rank 0: the file cannot be written.
@@ -73,8 +87,9 @@ def write(
     """
     buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
-        for start, stop in _row_spans(0, len(rows), rows):
-            comm.send(rows[start:stop], 0)
+        for start, stop in _row_spans(0, rows.shape[0], rows):
+            rows.read(start, buffer[: stop - start])
+            comm.send(buffer[: stop - start], 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
     blocks = _receive(rows, buffer, comm, placement)
@@ -97,27 +112,31 @@ def write(
         old.unlink(missing_ok=True)
 
 
-def _buffer(rows: np.ndarray, comm: SerialComm, placement: Placement) -> np.ndarray:
-    """Return memory on rank 0 for the largest block of another rank's rows. Collective.
+def _buffer(rows: Rows, comm: SerialComm, placement: Placement) -> np.ndarray:
+    """Return memory for the largest block of rows that this rank sends or receives. Collective.
 
     It is allocated before any rank sends or receives a block, so that nothing fails between two blocks.
     """
     with collective_errors(comm, MemoryError):
-        spans = (span for rank in range(1, comm.size) for span in _spans_of(rank, rows, placement))
-        largest = max((stop - start for start, stop in spans), default=0) if comm.rank == 0 else 0
+        ranks = range(comm.size) if comm.rank == 0 else [comm.rank]
+        spans = (span for rank in ranks for span in _spans_of(rank, rows, placement))
+        largest = max((stop - start for start, stop in spans), default=0)
         return np.empty((largest, rows.shape[1]), rows.dtype)
 
 
-def _spans_of(rank: int, rows: np.ndarray, placement: Placement):
+def _spans_of(rank: int, rows: Rows, placement: Placement):
     return _row_spans(*placement.edges[rank : rank + 2], rows)
 
 
-def _receive(rows: np.ndarray, buffer: np.ndarray, comm: SerialComm, placement: Placement):
+def _receive(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placement):
     """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block.
 
-    A block of another rank is valid until the next one is requested.
+    A block is valid until the next one is requested.
     """
-    yield 0, rows
+    for start, stop in _spans_of(0, rows, placement):
+        block = buffer[: stop - start]
+        rows.read(start, block)
+        yield start, block
     for rank in range(1, comm.size):
         for start, stop in _spans_of(rank, rows, placement):
             block = buffer[: stop - start]
@@ -125,7 +144,7 @@ def _receive(rows: np.ndarray, buffer: np.ndarray, comm: SerialComm, placement: 
             yield start, block
 
 
-def _send(rows: np.ndarray, buffer: np.ndarray, comm: SerialComm, placement: Placement):
+def _send(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placement):
     """Yield the range of clients of each block of the other ranks and memory to fill, on rank 0.
 
     A block is sent when the next one is requested.
@@ -190,7 +209,7 @@ def newest(
     return None, {}, {}, errors
 
 
-def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placement: Placement) -> None:
+def read_clients(path: Path | None, rows: Rows, comm: SerialComm, placement: Placement) -> None:
     """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective.
 
     Rank 0 sends blocks to all ranks even if it cannot read them, so no rank is left waiting; the rows are
@@ -202,14 +221,16 @@ def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placemen
     """
     buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
-        for start, stop in _row_spans(0, len(rows), rows):
-            comm.receive(rows[start:stop], 0)
+        for start, stop in _row_spans(0, rows.shape[0], rows):
+            comm.receive(buffer[: stop - start], 0)
+            rows.write(start, buffer[: stop - start])
         return
     blocks = _send(rows, buffer, comm, placement)
     try:
         with open_untrusted(path) as file:
             clients = file["clients"]
-            rows[...] = clients[: len(rows)]
+            for start, stop in _spans_of(0, rows, placement):
+                rows.write(start, clients[start:stop])
             for clients_of_block, block in blocks:
                 block[...] = clients[clients_of_block]
     finally:

@@ -129,17 +129,17 @@ def probe(study: Study, comm: SerialComm) -> Probe:
 
 def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
     simulation = Simulation.from_settings(study.config(settings), comm)
-    with simulation.transport:
+    with simulation:
         simulation.start()
-        metrics = simulation.evaluate(simulation.shared)
+        metrics = simulation.evaluate()
         simulation.step()
-        first_calls = simulation.rounds.costs.oracle_calls
+        first_calls = simulation.costs.oracle_calls
         simulation.step()
     return Probe(
         first_calls,
-        simulation.rounds.costs.oracle_calls - first_calls,
+        simulation.costs.oracle_calls - first_calls,
         [*metrics],
-        sorted(simulation.metrics.maximised),
+        sorted(simulation.maximised),
         _held_out(simulation.problem, metrics),
         digests(simulation.files),
     )

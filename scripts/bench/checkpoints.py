@@ -62,7 +62,7 @@ def measure(recorded: int, out: Path) -> dict:
     checkpoints = CheckpointManager(config.run, folder, simulation, recorder, comm)
     if not recorded:
         recorder.record_round()
-    names = ["round", *simulation.evaluate(simulation.shared)]
+    names = ["round", *simulation.evaluate()]
     if recorded:
         costs = np.random.default_rng(0).uniform(size=(recorded + 1, len(COSTS)))
         costs[:, 0] = np.arange(recorded + 1)
@@ -76,7 +76,7 @@ def measure(recorded: int, out: Path) -> dict:
         for _ in range(ROUNDS):
             simulation.step()
             recorder.record_round()
-        recorder.record_metrics(simulation.evaluate(simulation.shared))
+        recorder.record_metrics(simulation.evaluate())
         return cost(lambda: checkpoints.save(end, {}))
 
     first = save()

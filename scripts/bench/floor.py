@@ -176,7 +176,7 @@ def expect_same_gradient(workload: str, clients: int, options) -> None:
     scale = max(float(descent.abs().max()), float(start.abs().max()))
     tolerance = TOLERANCE if options.autocast == "none" else BFLOAT16
     expect_equal(f"floor of {workload}", found, descent, simulation.comm, scale, tolerance)
-    simulation.transport.close()
+    simulation.rounds.transport.close()
 
 
 def simulate(workload: str, method: str, clients: int, group: int | str, options, **settings):
@@ -261,12 +261,12 @@ def against_floor(workload: str, method: str, options) -> dict:
             f"expected equal numbers of gradients, got {made} in the package and {due} in the floor"
         )
     share = (costs.communication_seconds - communication) / (costs.seconds - seconds)
-    simulation.transport.close()
+    simulation.rounds.transport.close()
     return summary(package, bare, ("package", "floor")) | {
         "clients": simulation.problem.clients,
         "bytes": floor.buffer.nbytes,
         "communication_share": share,
-        "transport": simulation.transport.name,
+        "transport": simulation.rounds.transport.name,
     }
 
 

@@ -72,11 +72,11 @@ def profile(config: Config) -> None:
     simulation = Simulation.from_settings(config, SerialComm())
     loaded = time.perf_counter() - began
     samples = int(simulation.rounds.executor.sampler.sizes.sum())
-    with simulation.transport:
+    with simulation:
         simulation.start()
         simulation.step()
         begun = time.perf_counter()
-        simulation.evaluate(simulation.shared)
+        simulation.evaluate()
         evaluation = time.perf_counter() - begun
         batches = simulation.problem.clients * config.oracle.batch_size or samples  # 0: full batches
         per_round = local_steps(config.algorithm) * batches

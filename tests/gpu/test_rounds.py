@@ -54,7 +54,7 @@ def rounds(config, count=3):
     points = []
     with deterministic(config.run.reduction == "exact"):
         simulation = Simulation.from_settings(config, SerialComm())
-        with simulation.transport:
+        with simulation:
             simulation.start()
             for _ in range(count):
                 gpu.clear()

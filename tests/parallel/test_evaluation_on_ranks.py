@@ -52,8 +52,8 @@ def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
 
 def found(config, comm):
     simulation = started(config, 1, comm)
-    with simulation.transport:
-        return simulation.evaluate(simulation.shared), simulation.metrics.details
+    with simulation:
+        return simulation.evaluate(), simulation.details
 
 
 @pytest.mark.parametrize("name", JOBS)

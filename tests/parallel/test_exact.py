@@ -194,7 +194,7 @@ def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, m
     """Without a checkpoint and without set-up."""
     config = configuration(METHODS["local"], Game(clients=3), out, dtype=dtype, overwrite=False)
     whole = run(config, comm)
-    monkeypatch.setattr("mpifed.running.runner.Runner.execute", None)
+    monkeypatch.setattr("mpifed.running.loop._Run", None)
     again = run(config, comm)
     np.testing.assert_array_equal(bits(again), bits(whole))
     assert bits(again).dtype == dtype and again.end == whole.end and again.config == whole.config

@@ -21,6 +21,7 @@ from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
+from mpifed.simulation.state import ClientRows
 from mpifed.storage import checkpoint
 
 pytestmark = pytest.mark.mpi
@@ -167,12 +168,12 @@ def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
     for number, source in enumerate(placements):
         folder = Path(out, f"{number}")
         folder.mkdir(exist_ok=True)
-        checkpoint.write(folder, 1, {"round": 1}, {}, table[source.clients_of(comm.rank)], comm, source)
+        own = ClientRows([torch.from_numpy(table[source.clients_of(comm.rank)])])
+        checkpoint.write(folder, 1, {"round": 1}, {}, own, comm, source)
         for target in placements:
             rows = np.full((len(target.clients_of(comm.rank)), width), -1.0)
-            checkpoint.read_clients(
-                folder / "checkpoint-00000001.h5" if comm.rank == 0 else None, rows, comm, target
-            )
+            path = folder / "checkpoint-00000001.h5" if comm.rank == 0 else None
+            checkpoint.read_clients(path, ClientRows([torch.from_numpy(rows)]), comm, target)
             np.testing.assert_array_equal(rows, table[target.clients_of(comm.rank)])
 
 

@@ -33,10 +33,10 @@ def job(name, weights="samples", out="unused", **settings) -> Config:
 
 def figures(config, comm) -> dict[str, float]:
     simulation = started(config, 1, comm)
-    with simulation.transport:
-        before = simulation.transport.wire_bytes
-        found = simulation.evaluate(simulation.shared)
-        assert simulation.transport.wire_bytes == before
+    with simulation:
+        before = simulation.rounds.transport.wire_bytes
+        found = simulation.evaluate()
+        assert simulation.rounds.transport.wire_bytes == before
     return found
 
 
@@ -82,7 +82,7 @@ def test_an_error_on_one_rank_ends_all(comm):
     config = configuration(METHOD, Failing(clients=5), "unused", sections={"measures": PHI}, group=1)
     simulation = started(config, comm=comm)
     with pytest.raises(CollectiveError, match="Failing failed for client 4: RuntimeError: too many rows"):
-        simulation.evaluate(simulation.shared)
+        simulation.evaluate()
 
 
 def test_unsupported_problems_are_refused_on_all_ranks(comm):

@@ -97,9 +97,9 @@ def two_rounds(table: dict, data: str) -> list[dict[str, float]]:
     """Return the metrics at the start and after two rounds."""
     table["run"] |= {"data_dir": data, "eval_every": 2}
     simulation = Simulation.from_settings(Config.from_table(table | {"rounds": 2}), world())
-    with simulation.transport:
+    with simulation:
         simulation.start()
-        before = simulation.evaluate(simulation.shared)
+        before = simulation.evaluate()
         simulation.step()
         simulation.step()
         return [before, simulation.evaluate(simulation.output)]

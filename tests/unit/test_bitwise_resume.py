@@ -18,7 +18,6 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.parallel import devices
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
-from mpifed.running.runner import Runner
 from mpifed.simulation import setup
 from mpifed.simulation.simulation import Simulation
 
@@ -53,16 +52,16 @@ def folder(whole):
 @pytest.fixture
 def interrupt(folder, monkeypatch):
     """``interrupt(after)``: run the job until an interrupt in the round after ``after``."""
-    step = Runner._round
+    step = Simulation.step
 
     def run_until(after):
-        def fatal(self, bar):
-            if self.simulation.round == after:
+        def fatal(self, control):
+            if self.round == after:
                 raise KeyboardInterrupt
-            return step(self, bar)
+            return step(self, control)
 
         with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
-            patches.setattr(Runner, "_round", fatal)
+            patches.setattr(Simulation, "step", fatal)
             run(job(folder), COMM)
         return folder
 
@@ -197,7 +196,7 @@ def test_other_type_of_device_is_refused(half, monkeypatch):
 
     monkeypatch.setattr(devices, "machine", lambda device: {})
     monkeypatch.setattr(Simulation, "_set_up", elsewhere)
-    monkeypatch.setattr("mpifed.running.runner.warn_if_machines_differ", lambda *_: None)
+    monkeypatch.setattr("mpifed.running.loop.warn_if_machines_differ", lambda *_: None)
     with pytest.raises(CollectiveError, match="began on run.device = 'cpu' and would continue on 'cuda'"):
         run(job(half), COMM)
 

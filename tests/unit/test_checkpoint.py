@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
+from mpifed.simulation.state import ClientRows
 from mpifed.storage import checkpoint, hdf5
 from mpifed.storage.files import CHECKPOINT_MAGIC, RUN_FILES, register, replacing
 
@@ -21,10 +23,16 @@ def no_space(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def stored(rows: np.ndarray) -> ClientRows:
+    """Return client rows in two parts, of one column and the others."""
+    whole = torch.from_numpy(rows)
+    return ClientRows([whole[:, :1], whole[:, 1:]])
+
+
 def save(folder, r, clients=4, keep=3, size=3):
     rows = np.arange(float(clients * size)).reshape(clients, size) + r
     header = {"round": r, "words": ["ä"]}
-    checkpoint.write(folder, keep, header, ARRAYS, rows, SerialComm(), Placement(clients, 1))
+    checkpoint.write(folder, keep, header, ARRAYS, stored(rows), SerialComm(), Placement(clients, 1))
     return rows
 
 
@@ -42,7 +50,7 @@ def test_round_trip_keeps_the_newest(tmp_path):
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(arrays[name], array)
     read = np.empty_like(rows)
-    checkpoint.read_clients(path, read, SerialComm(), Placement(4, 1))
+    checkpoint.read_clients(path, stored(read), SerialComm(), Placement(4, 1))
     np.testing.assert_array_equal(read, rows)
 
 
@@ -52,7 +60,7 @@ def test_clients_without_state_and_rows_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "MAX_BLOCK", 16)
     rows = save(tmp_path, 2, clients=7, size=5)
     read = np.empty_like(rows)
-    checkpoint.read_clients(checkpoint.newest(tmp_path)[0], read, SerialComm(), Placement(7, 1))
+    checkpoint.read_clients(checkpoint.newest(tmp_path)[0], stored(read), SerialComm(), Placement(7, 1))
     np.testing.assert_array_equal(read, rows)
 
 
@@ -147,7 +155,7 @@ def test_rows_are_received_even_if_the_disk_is_full(tmp_path, monkeypatch, step)
     monkeypatch.setattr(checkpoint, "MAX_BLOCK", 48)  # two rows
     comm = Rows()
     with pytest.raises(OSError, match="No space left"):
-        checkpoint.write(tmp_path, 3, {"round": 1}, {}, np.zeros((5, 3)), comm, Placement(15, 3))
+        checkpoint.write(tmp_path, 3, {"round": 1}, {}, stored(np.zeros((5, 3))), comm, Placement(15, 3))
     assert comm.received == 10 and names(tmp_path) == []
 
 

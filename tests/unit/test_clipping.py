@@ -100,7 +100,7 @@ def test_the_share_of_clipped_gradients(group):
     for clip, share in ((1e9, 0.0), (1e-9, 1.0)):
         method = FedNormSGDA(tau=(1, 2, 3, 1, 2), eta_x=0.05, eta_y=0.05, gamma_x=0.05, gamma_y=0.05)
         found = simulation(clip, method, group=group)
-        assert found.evaluate(found.shared)["clipped"] == share
+        assert found.evaluate()["clipped"] == share
     found = simulation(3.5, group=group).rounds
     assert found.executor.calls_in_round == 2 * CLIENTS
     assert found.clipped_share() == simulation(3.5, group=1).rounds.clipped_share() not in (0, 1)

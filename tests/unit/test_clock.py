@@ -8,7 +8,8 @@ from mpifed.config.job import Config, ConfigError
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import run
-from mpifed.simulation.costs import Clock, FederatedClock, Volume, member_seconds
+from mpifed.simulation.costs import FederatedClock, Volume, member_seconds
+from mpifed.simulation.options import Clock
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
 VOLUME = Volume(up=256, down=1024)

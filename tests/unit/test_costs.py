@@ -15,8 +15,8 @@ from levels import Levels
 from mixtures import LogCosh
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.core.algorithm import local_steps
 from mpifed.simulation.costs import Costs
-from mpifed.simulation.evaluation import local_steps
 
 X, Y, D, K, CLIENTS = DX, DY, DX + DY, 3, 4
 HEAVY = dict(p=K, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)

@@ -13,7 +13,7 @@ from mpifed.base.settings import build
 from mpifed.core.metrics import group_metric_name
 from mpifed.data import DATASETS, USER_DATASETS, DataError
 from mpifed.problems import FairClassification, GroupParity
-from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.problem_metrics import expect_metrics
 
 TWO = dict(dataset="two-groups", groups="group", clients=3)
 

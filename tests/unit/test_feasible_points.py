@@ -10,7 +10,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import as_family
 from mpifed.core.sets import Ball, Simplex
 from mpifed.problems import AffineGame, MatrixGame, QuadraticNCPL
-from mpifed.simulation.evaluation import infeasibility, projections
+from mpifed.simulation.feasibility import infeasibility, projections
 
 
 def found(problem, *point) -> str:
@@ -79,6 +79,6 @@ def test_a_method_of_the_package_is_not_blamed(capsys):
     simulation.start()
     simulation.step()
     simulation.shared.y = simulation.shared.y + 1e9
-    simulation.evaluate(simulation.shared)
+    simulation.evaluate()
     said = capsys.readouterr().err
     assert "coordinates up to 1e+09: reduce the step sizes" in said and "must project" not in said

@@ -16,7 +16,8 @@ import mpifed
 from mpifed import Config
 from mpifed.base.log import LOG, PHASES, info, warning
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.runner import Runner, _first_metrics
+from mpifed.running.loop import _first_metrics, _Run
+from mpifed.simulation.simulation import Simulation
 from mpifed.storage import rank_log as module
 
 COMM = SerialComm()
@@ -186,16 +187,18 @@ def test_errors_of_a_log_do_not_end_the_run(start, monkeypatch, capsys, fails):
 
 
 def test_a_round_calls_no_logging_at_the_default_level(start, monkeypatch):
-    entered, plain = [], Runner._round
+    entered, step, finish = [], Simulation.step, _Run.finish
 
-    def watched(self, bar):
+    def watched(self, control):
         sys.setprofile(lambda frame, event, _: entered.append(frame.f_code) if event == "call" else None)
-        try:
-            return plain(self, bar)
-        finally:
-            sys.setprofile(None)
+        return step(self, control)
 
-    monkeypatch.setattr(Runner, "_round", watched)
+    def ended(self, end):
+        sys.setprofile(None)
+        return finish(self, end)
+
+    monkeypatch.setattr(Simulation, "step", watched)
+    monkeypatch.setattr(_Run, "finish", ended)
     gc.collect()  # the handlers of other tests, whose removal calls logging
     start("run.checkpoint_every=0", f"run.eval_every={ROUNDS}", f"rounds={ROUNDS - 1}")
     files = {code.co_filename for code in entered}

@@ -15,7 +15,7 @@ from mpifed.base.errors import ContractError
 from mpifed.config.job import Stop
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.stopping import StopRule
-from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.problem_metrics import expect_metrics
 from mpifed.storage.results import End
 
 COMM, NAN = SerialComm(), math.nan
@@ -276,7 +276,7 @@ def test_default_dtype_of_user_code(tmp_path, dtype):
     try:
         config = configuration(FSGDA(K=1, eta_xl=0.01, eta_yl=0.01), problem, tmp_path, **settings)
         simulation = started(config, 1)
-        assert simulation.evaluate(simulation.shared) == {"mean": 0.0}
+        assert simulation.evaluate() == {"mean": 0.0}
         assert torch.get_default_dtype() == before
     finally:
         torch.set_default_dtype(torch.float32)

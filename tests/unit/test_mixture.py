@@ -101,7 +101,7 @@ def limit(method, problem, rounds=1000) -> dict[str, float]:
     """Return the metrics after many noise-free rounds with constant step sizes."""
     config = configuration(method, problem, "unused", rounds=rounds, noise=None, batch_size=0, group="all")
     simulation = started(config, rounds)
-    return simulation.evaluate(simulation.shared)
+    return simulation.evaluate()
 
 
 #: One step per round of every method that projects at the server, with the steps of RATES.

@@ -71,7 +71,7 @@ def test_stages_start_from_the_end_of_the_previous_stage(method):
         whole = centres.centre_z if method else torch.cat([centres.centre_x, centres.centre_y])
         assert torch.equal(whole[:2], first[:2] if kept is None else kept)
         assert torch.equal(whole[2:], first[2:])
-    plain = {name: made.evaluate(made.shared)[name] for name in ("x_error", "y_error")}
+    plain = {name: made.evaluate()[name] for name in ("x_error", "y_error")}
     x_star, y_star = made.problem.solution() if method is None else made.problem.problem.solution()
     point = made.point()
     assert plain["x_error"] == pytest.approx(float(torch.dist(point[:2], x_star)))

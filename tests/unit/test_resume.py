@@ -165,7 +165,7 @@ def test_complete_run_is_returned(done, folder, start, checkpoints, capsys, monk
     for path in folder.glob("checkpoint-*") if not checkpoints else ():
         path.unlink()
     before = content(folder)
-    monkeypatch.setattr("mpifed.running.runner.Runner.execute", None)  # nothing is set up
+    monkeypatch.setattr("mpifed.running.loop._Run", None)  # nothing is set up
     result, first = start(folder), done[0]
     assert result.end == first.end and result.metrics == first.metrics and result.history == first.history
     for block, values in result.point.items():

@@ -8,14 +8,14 @@ from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed import Blocks, Minimax, generator
-from mpifed.algorithms import FGDA, FLRA, LESGD, FedAvg, LocalSGDA
+from mpifed.algorithms import FGDA, FLRA, LESGD, AdaFGDA, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation.evaluation import evaluation_interval
+from mpifed.simulation.options import StationarityOptions
 from mpifed.simulation.settings import ExecutionOptions
-from mpifed.simulation.stationarity import StationarityOptions
 
 COMM = SerialComm()
 DOUBLE = {"dtype": "float64"}
@@ -114,11 +114,33 @@ def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart(
     first, resumed = started(config, 2), started(config)
     point = first.point()
     torch.testing.assert_close(point[DX:], first.clients.buffer.mean(dim=0))
-    resumed.shared.buffer.copy_(first.shared.buffer)
-    resumed.clients.buffer.copy_(first.clients.buffer)
     assert not torch.equal(resumed.point(), point)
-    resumed.restore(2, 0, [], (4, 2))
+    resumed.load_state_dict(first.state_dict())
     assert torch.equal(resumed.point(), point) and resumed.round == 2
+
+
+def test_a_simulation_continues_from_the_state_of_another():
+    """With compression residuals, adaptive matrices, and a round in which nobody participates."""
+    method = AdaFGDA(q=2)
+    settings = dict(
+        message={"compression": {"name": "top-k", "ratio": 0.5}},
+        participation={"dropout": 0.6},
+        run=DOUBLE,
+    )
+    first, other = (mpifed.Simulation(Saddle(clients=2, d=3), method, **settings) for _ in range(2))
+    for simulation, rounds in ((first, 4), (other, 1)):
+        simulation.start()
+        for _ in range(rounds):
+            simulation.step()
+    other.load_state_dict(first.state_dict())
+    for simulation in (first, other):
+        for _ in range(3):
+            simulation.step()
+    assert first.rounds.skipped and torch.equal(first.point(), other.point()) and other.round == 7
+    state, again = first.state_dict(), other.state_dict()
+    assert {name: state[name] for name in ("skipped", "steps", "unsent")} == {
+        name: again[name] for name in ("skipped", "steps", "unsent")
+    }
 
 
 @dataclass
@@ -175,5 +197,5 @@ def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
     simulation.start()
     problem.in_place, before = name, simulation.point()
     with pytest.raises(CollectiveError, match=f"Shifted.{name} changes the parameter '{parameter}' in place"):
-        simulation.evaluate(simulation.shared)
+        simulation.evaluate()
     assert torch.equal(simulation.point(), before)

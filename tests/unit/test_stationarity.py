@@ -40,7 +40,7 @@ def blocks_of(simulation) -> list[torch.Tensor]:
 
 
 def functions(simulation, budget=EXACT) -> Functions:
-    return Functions(FullData(simulation), budget)
+    return Functions(simulation.full_data(), budget)
 
 
 def phi(simulation, x, y) -> float:
@@ -60,7 +60,7 @@ def test_the_gradient_of_phi_of_a_user_defined_loss(ball, weights):
         (phi(simulation, x + width * e, y) - phi(simulation, x - width * e, y)) / (2 * width)
         for e in torch.eye(len(x), dtype=x.dtype)
     ]
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     assert measured["phi_gradient"] == pytest.approx(np.linalg.norm(differences), rel=1e-7)
     assert measured["phi_residual"] <= 1e-10
 
@@ -70,11 +70,11 @@ def test_full_gradients_are_weighted():
     uniform, samples = (
         simulated(Game(), ["stationarity"], rounds=0, weights=one) for one in ("uniform", "samples")
     )
-    full = FullData(samples)
+    full = samples.full_data()
     locals_ = torch.stack([full.local(place, samples.point()) for place in range(3)])
     expected = (torch.tensor([5.0, 6.0, 7.0]).double() @ locals_) / 18
     torch.testing.assert_close(full.gradient(samples.point()), expected, rtol=1e-14, atol=1e-14)
-    assert not torch.allclose(FullData(uniform).gradient(uniform.point()), expected, rtol=1e-3)
+    assert not torch.allclose(uniform.full_data().gradient(uniform.point()), expected, rtol=1e-3)
 
 
 def saddle_measures(simulation, ell):
@@ -95,7 +95,7 @@ def saddle_measures(simulation, ell):
 def test_the_saddle():
     own = Saddle(clients=3, d=4, t_max=2.0, tau=3.0, centred=False)
     simulation = simulated(own, ["stationarity", "phi", "nuclear_norm", "moreau"], ell=5.0)
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     for name, value in saddle_measures(simulation, 5.0).items():
         assert measured[name] == pytest.approx(value, rel=1e-9), name
 
@@ -107,7 +107,7 @@ def test_a_game_has_the_measures_of_its_minimax_problem():
         simulated(Saddle(**settings), of, algorithm, rounds=0, ell=20.0)
         for algorithm in (LESGD(K=2, eta=0.02), STEPS)
     )
-    assert game.evaluate(game.shared) == minimax.evaluate(minimax.shared)
+    assert game.evaluate() == minimax.evaluate()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["closed", "ascent"])
@@ -119,7 +119,7 @@ def test_the_quadratic(monkeypatch, known, heterogeneity):
     own, ell = QuadraticNCPL(clients=4, dx=4, dy=5, rank=3, heterogeneity=heterogeneity), 1.5
     of = ["phi", "moreau", "potential"]
     simulation = simulated(own, of, SMOOTHED, rounds=2, ell=ell)
-    measured, [x, y] = simulation.evaluate(simulation.shared), blocks_of(simulation)
+    measured, [x, y] = simulation.evaluate(), blocks_of(simulation)
     z, p = simulation.shared.z.numpy(), SMOOTHED.p
     zero, eye = np.zeros(own.dx), np.eye(own.dx)
     H = np.stack([own.grad_phi(e) - own.grad_phi(zero) for e in eye], axis=1)
@@ -182,7 +182,7 @@ def test_the_worst_class():
         each = F.cross_entropy(scores, labels, reduction="none")
         worst = torch.stack([each[labels == label].mean() for label in range(10)]).max()
         [gradient] = torch.autograd.grad(worst, leaf)
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     assert measured["phi_gradient"] == pytest.approx(float(gradient.norm()), rel=1e-9)
     parts = own.variables().unflatten("x", gradient)
     nuclear = sum(np.linalg.norm(np.atleast_2d(part.numpy()), "nuc") for part in parts.values())
@@ -192,10 +192,10 @@ def test_the_worst_class():
 def test_stationarity_on_a_set():
     """ℓ ‖P_Y(y + ∇_y f / ℓ) - y‖ on the simplex."""
     simulation = simulated(problem("FairClassification"), ["stationarity"], ell=7.0)
-    [_, y], full = blocks_of(simulation), FullData(simulation)
+    [_, y], full = blocks_of(simulation), simulation.full_data()
     slope = full.gradient(simulation.point())[-10:]
     expected = 7.0 * (simulation.problem.sets.y(y + slope / 7.0) - y).norm()
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     assert measured["gradient_y"] == pytest.approx(float(expected), rel=1e-12)
 
 
@@ -221,7 +221,7 @@ class Line(Minimisation):
 
 def test_without_y_phi_is_f():
     simulation = simulated(Line(), ["stationarity", "phi"], rounds=2)
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     assert measured["phi_gradient"] == measured["gradient_x"] > 0 and measured["phi_residual"] == 0
     assert "gradient_y" not in measured
 
@@ -230,11 +230,11 @@ def test_without_y_phi_is_f():
 def test_clients_in_chunks(monkeypatch, centred):
     """Means over rows are evaluated in chunks; other functions are detected and evaluated on all rows."""
     simulation = simulated(Line(centred=centred), rounds=2)
-    whole = FullData(simulation)
+    whole = simulation.full_data()
     expected, value = whole.gradient(simulation.point()), whole.value(simulation.point())
     monkeypatch.setattr(full_data, "ROWS", 16)
     seen = []
-    parts = FullData(simulation)
+    parts = simulation.full_data()
 
     def gradient(place, columns, point):
         seen.append(len(columns[0]))
@@ -252,7 +252,7 @@ def test_values_without_a_loss():
     x, y = (part.numpy() for part in blocks_of(simulation))
     H, linear = simulation.problem._mean
     point = np.concatenate([x, y])
-    value = FullData(simulation).value(simulation.point())
+    value = simulation.full_data().value(simulation.point())
     assert value == pytest.approx(point @ H @ point / 2 + linear @ point, rel=1e-12)
 
 
@@ -273,14 +273,14 @@ def test_measures_are_nan_if_the_gradient_is_not_finite():
     """The run's own check ends the run."""
     simulation = simulated(Game(), ["stationarity", "phi", "nuclear_norm"])
     simulation.shared.x = torch.full_like(simulation.shared.x, torch.nan)
-    measured = simulation.evaluate(simulation.shared)
+    measured = simulation.evaluate()
     assert all(np.isnan(measured[name]) for name in ("gradient_x", "phi_gradient", "nuclear_norm"))
 
 
 def test_the_tail_of_the_noise():
     """The same values as ``mpifed measure`` after the same round."""
     simulation = simulated(Game(), ["tail"], batch_size=2, samples=40)
-    found = simulation.evaluate(simulation.shared)
+    found = simulation.evaluate()
     rows = measure(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
     (row,) = [row for row in rows if row["client"] == "all" and row["round"] == 1]
     assert 0 < found["tail_low"] < found["tail"] < found["tail_high"]
@@ -319,10 +319,10 @@ def test_invalid_measures(name, algorithm, measures, error):
 def test_errors_of_user_defined_functions():
     simulation = simulated(Named(), ["phi"])
     with pytest.raises(CollectiveError, match="measures. has a metric 'phi_gradient' already"):
-        simulation.evaluate(simulation.shared)
+        simulation.evaluate()
     simulation = simulated(Broken(), ["phi"])
     with pytest.raises(CollectiveError, match="Broken.best_response failed: RuntimeError: no answer"):
-        simulation.evaluate(simulation.shared)
+        simulation.evaluate()
 
 
 def test_a_user_defined_best_response():
@@ -335,5 +335,5 @@ def test_a_user_defined_best_response():
 
     for weights, residual in (("uniform", 0.1), ("samples", 0.0)):
         simulation = simulated(Wrong(), ["phi"], weights=weights)
-        measured = simulation.evaluate(simulation.shared)["phi_residual"]
+        measured = simulation.evaluate()["phi_residual"]
         assert (measured > residual) if residual else (measured <= 1e-10)

@@ -52,7 +52,7 @@ def send(monkeypatch):
             super().__init__(*arguments)
             watched.append(self)
 
-    monkeypatch.setattr("mpifed.running.runner.StopSignals", Watched)
+    monkeypatch.setattr("mpifed.running.loop.StopSignals", Watched)
 
     def arm(number, owner, name, call):
         method, calls = getattr(owner, name), []

@@ -15,8 +15,7 @@ from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
-from mpifed.running.runner import Runner
-from mpifed.simulation.simulation import NonFiniteError
+from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
 from mpifed.tuning.results import SEED_OFFSET
@@ -150,14 +149,14 @@ def dies_after(count, monkeypatch):
 
 def dies_within_a_later_rung(monkeypatch):
     """Interrupt a run that has more rounds than the first rung requests."""
-    usual = Runner._round
+    usual = Simulation.step
 
-    def dies(runner, bar):
-        if (runner.config.rounds, runner.simulation.round) == (6, 5):
+    def dies(self, control=0.0):
+        if (self.config.rounds, self.round) == (6, 5):
             raise KeyboardInterrupt
-        return usual(runner, bar)
+        return usual(self, control)
 
-    monkeypatch.setattr(Runner, "_round", dies)
+    monkeypatch.setattr(Simulation, "step", dies)
 
 
 def test_interrupted_parts_make_the_whole(whole, job, tmp_path, monkeypatch):

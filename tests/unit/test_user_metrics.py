@@ -13,7 +13,7 @@ from runfiles import edited
 import mpifed
 from mpifed import Config
 from mpifed.base.errors import ConfigError
-from mpifed.core.problem import as_family
+from mpifed.core.problem import as_family, named_point
 from mpifed.core.user_metrics import Metric
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -21,8 +21,8 @@ from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
 from mpifed.report.comparison import Rule, settings_of
 from mpifed.report.page import page
 from mpifed.report.tables import client_rows, confusion_rows
-from mpifed.simulation import evaluation
-from mpifed.simulation.evaluation import client_summary, evaluation_details, named_point
+from mpifed.simulation import problem_metrics
+from mpifed.simulation.problem_metrics import client_summary, evaluation_details
 from mpifed.storage import results
 
 SOURCE = """
@@ -238,7 +238,7 @@ def test_only_finite_scores_of_a_few_classes_have_a_confusion_matrix(monkeypatch
     assert evaluation_details(robust, torch.full((359, 20), torch.nan), 0).confusion is None
     auc = prepared(DeepAUC(dataset="digits", model="linear", clients=2))
     assert evaluation_details(auc, torch.zeros(359), 0).confusion is None
-    monkeypatch.setattr(evaluation, "MAX_CLASSES", 9)  # K² elements can be more than the model has
+    monkeypatch.setattr(problem_metrics, "MAX_CLASSES", 9)  # K² elements can be more than the model has
     assert evaluation_details(robust, torch.cat([scores, scores], dim=1), 0).confusion is None
     assert "expected at most 9 classes, found 10" in capfd.readouterr().err
 

@@ -12,8 +12,8 @@ import saddle_job
 from mpifed import run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
-from mpifed.running import runner, watchdog
-from mpifed.running.checkpointing import state_bytes
+from mpifed.running import watchdog
+from mpifed.running.checkpointing import CheckpointManager
 from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
 from mpifed.simulation.executor import Executor
 from mpifed.simulation.simulation import Simulation
@@ -264,7 +264,7 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
         seconds.append(expected)
 
     monkeypatch.setattr(Watchdog, "beat", beat)
-    monkeypatch.setattr(runner, "state_bytes", lambda simulation: 5e8)
+    monkeypatch.setattr(CheckpointManager, "state_bytes", 5e8)
     settings = {"out": str(tmp_path), "progress": False, "eval_every": 2, "checkpoint_every": 2}
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
     run(Config.from_table({"rounds": 3, **table}), SerialComm())
@@ -286,4 +286,6 @@ def test_size_of_a_checkpoint():
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2, "clients": 3}}
     simulation = Simulation.from_settings(Config.from_table(table), SerialComm())
     whole = sum(len(state.buffer) for state in (simulation.shared, simulation.output))
-    assert state_bytes(simulation) == 4 * (whole + 3 * simulation.row_size) and simulation.row_size > 0
+    size = simulation.client_rows().shape[1]
+    manager = CheckpointManager(simulation.config.run, None, simulation, None, SerialComm())
+    assert manager.state_bytes == 4 * (whole + 3 * size) and size > 0

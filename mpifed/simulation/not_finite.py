@@ -1,0 +1,127 @@
+"""Values that are not finite: which client's message, which fields, and the likely cause.
+
+All ranks raise the same error together, because they see the same average and the same ``shared``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mpifed.core.numerics import all_finite
+from mpifed.core.oracle import Oracle
+from mpifed.core.records import Layout, State
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
+from mpifed.parallel.placement import Cohort
+from mpifed.simulation.executor import Stage
+from mpifed.simulation.start_point import non_finite_row
+
+__all__ = ["FiniteValues", "NonFiniteError", "expect_finite_shared"]
+
+#: Represents no client in a minimum over ranks.
+_NO_CLIENT = np.iinfo(np.int64).max
+#: If averages are at least this large, a non-finite value is attributed to divergence.
+_LARGE = 1e3
+
+
+class NonFiniteError(CollectiveError):
+    """A value is infinite or NaN; raised on all ranks together."""
+
+
+class _NonFiniteMessage(NamedTuple):
+    """A client's message that is not finite: the client number and a copy ``[size]``."""
+
+    client: int
+    message: torch.Tensor
+
+
+class FiniteValues:
+    """Checks the messages, the averages and ``shared`` of a rank.
+
+    Args:
+        hosted: client numbers on this rank.
+        known_start: whether the starting point is the problem's own, at which a client's rows can be tested.
+    """
+
+    def __init__(self, oracle: Oracle, hosted: np.ndarray, comm: SerialComm, known_start: bool):
+        self._oracle, self._hosted, self._comm, self._known_start = oracle, hosted, comm, known_start
+
+    def first_message(self, stage: Stage, cohort: Cohort, members: slice) -> _NonFiniteMessage | None:
+        """Return a group's first message that is not finite, before the reduction overwrites the messages.
+
+        Args:
+            members: the group, a part of ``cohort.local``.
+        """
+        rows = stage.messages.buffer[: members.stop - members.start]
+        if all_finite(rows):
+            return None
+        row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
+        return _NonFiniteMessage(int(self._hosted[cohort.local[members.start + row]]), rows[row].clone())
+
+    def expect_mean(self, r: int, stage: Stage, first: _NonFiniteMessage | None) -> None:
+        """Raise an error on all ranks if an average is not finite. Collective in that case.
+
+        Args:
+            first: the first message on this rank that is not finite.
+
+        Raises:
+            NonFiniteError: names the client, the fields and the likely cause.
+        """
+        if stage.reduction.mean_is_finite():
+            return
+        client = np.array([first.client if first else _NO_CLIENT], dtype=np.int64)
+        self._comm.allreduce_(client, "min")
+        if client[0] == _NO_CLIENT:
+            raise NonFiniteError(
+                f"non-finite value in round {r}: the sum of finite messages overflows in phase "
+                f"{stage.phase.name!r}: reduce the step sizes"
+            )
+        hosts_client = first is not None and first.client == client[0]
+        owner = np.array([self._comm.rank if hosts_client else self._comm.size], dtype=np.int64)
+        self._comm.allreduce_(owner, "min")
+        text = self._described(stage, first) if first and hosts_client else ""
+        text = broadcast_text(self._comm, text, int(owner[0]))
+        raise NonFiniteError(f"non-finite value in round {r}: client {client[0]}, {text}")
+
+    def _described(self, stage: Stage, found: _NonFiniteMessage) -> str:
+        """Describe a message that is not finite: its fields and the likely cause."""
+        fields = _non_finite_fields(stage.mean.layout, found.message)
+        position = int(np.flatnonzero(self._hosted == found.client)[0])
+        rows = non_finite_row(self._oracle, position) if self._known_start else ""
+        cause = (
+            f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
+            "size changes: check these data for values at which the problem's functions are undefined, such "
+            "as a row of zeros that is divided by its norm"
+            if rows
+            else "reduce the step sizes, or check that the problem's functions are finite at every point"
+        )
+        return f"{fields} of `message` (phase {stage.phase.name!r}): {cause}"
+
+
+def expect_finite_shared(r: int, stage: Stage, shared: State) -> None:
+    """Check what the server function has written, which is the same on all ranks.
+
+    Raises:
+        NonFiniteError: a value is not finite.
+    """
+    if all_finite(shared.buffer):
+        return
+    largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
+    hint = "" if largest >= _LARGE else ", or check the server function for a division by 0"
+    raise NonFiniteError(
+        f"non-finite value in round {r}: {_non_finite_fields(shared.layout, shared.buffer)} of `shared`, "
+        f"written by the server from finite averages of up to {largest:.2g}: reduce the step sizes{hint}"
+    )
+
+
+def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
+    """Return the fields of a row that are not finite: ``field 'x'`` or ``fields 'x' and 'y'``."""
+    bad = ~torch.isfinite(row)
+    names = [
+        repr(name)
+        for name, parts in layout.slots.items()
+        if any(bad[start:stop].any() for start, stop in parts)
+    ]
+    return f"field {names[0]}" if len(names) == 1 else f"fields {', '.join(names[:-1])} and {names[-1]}"
