@@ -8,7 +8,7 @@ from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed import Blocks, Minimax, generator
-from mpifed.algorithms import FGDA, FLRA, LESGD, AdaFGDA, FedAvg, LocalSGDA
+from mpifed.algorithms import FGDA, FLRA, LESGD, SAGDA, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -120,8 +120,8 @@ def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart(
 
 
 def test_a_simulation_continues_from_the_state_of_another():
-    """With compression residuals, adaptive matrices, and a round in which nobody participates."""
-    method = AdaFGDA(q=2)
+    """With stored control variates, compression residuals, and a round in which nobody participates."""
+    method = SAGDA(K=2, eta_xl=0.01, eta_yl=0.01, variates="stored")
     settings = dict(
         message={"compression": {"name": "top-k", "ratio": 0.5}},
         participation={"dropout": 0.6},
