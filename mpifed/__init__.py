@@ -13,6 +13,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from mpifed.base.versions import __version__ as __version__
+
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
@@ -73,7 +75,6 @@ __all__ = [
     "stored", "within_round",
 ]  # fmt: skip
 
-__version__ = "0.3.0"
 
 #: Module → its public names.
 _MODULES = {

@@ -15,11 +15,12 @@ from mpifed.base import log
 from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
+from mpifed.base.versions import versions
 from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
-from mpifed.running.recorder import Recorder, versions
+from mpifed.running.recorder import Recorder
 from mpifed.simulation.setup import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history

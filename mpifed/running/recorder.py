@@ -7,20 +7,17 @@ file. The costs of the ranks are summed only when the history is written.
 from __future__ import annotations
 
 import bisect
-import contextlib
-import functools
 import json
 import math
-import platform
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mpifed.base.settings import suggest
+from mpifed.base.versions import versions
 from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
@@ -30,7 +27,7 @@ from mpifed.storage import results
 from mpifed.storage.history import row_type
 from mpifed.storage.results import COSTS, End, end_entries
 
-__all__ = ["Best", "Recorder", "expect_metric", "is_better", "versions"]
+__all__ = ["Best", "Recorder", "expect_metric", "is_better"]
 
 #: Whether a column is summed over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
@@ -298,15 +295,3 @@ class Recorder:
             "splits": json.dumps(simulation.scored_rows),
             "infeasible": simulation.infeasible,
         }
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and its libraries by name."""
-    import mpifed  # not at the top, because the package imports this module
-
-    found = {"python": platform.python_version(), "mpifed": mpifed.__version__}
-    for name in ("torch", "numpy", "h5py", "mpi4py"):
-        with contextlib.suppress(PackageNotFoundError):  # mpi4py is optional for a single process
-            found[name] = version(name)
-    return found

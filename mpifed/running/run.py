@@ -17,6 +17,7 @@ from typing import TypeVar
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.base.paths import expand_home
+from mpifed.base.versions import versions
 from mpifed.config.grids import Variant
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
@@ -25,7 +26,6 @@ from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, co
 from mpifed.parallel.world import world
 from mpifed.running.callbacks import expect_callbacks
 from mpifed.running.loop import execute
-from mpifed.running.recorder import versions
 from mpifed.running.result import Result
 from mpifed.running.resume import (
     Stored,
