@@ -21,7 +21,7 @@ from typing import BinaryIO
 import h5py
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
-from mpifed.storage.files import HDF5_MAGIC
+from mpifed.storage.files import HDF5_MAGIC, open_file
 
 __all__ = ["USER_BLOCK", "add_digest", "create", "expect_digest", "open_untrusted", "deferring_errors"]
 
@@ -83,6 +83,8 @@ def create(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
         OSError, RuntimeError: the file cannot be written.
     """
     with deferring_errors(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+        target.seek(0)
+        target.write(magic)  # so that the file of a killed process is recognised
         yield file
     add_digest(path, magic, format)
 
@@ -135,7 +137,7 @@ def open_untrusted(path: Path, check: Callable[[BinaryIO], None] | None = None) 
         ValueError: the file contains anything but groups, data sets of numbers that are stored completely in
             this file, and attributes with one text or number.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         if check:
             check(file)
         with h5py.File(file, "r") as source:

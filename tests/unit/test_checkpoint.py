@@ -12,7 +12,7 @@ import pytest
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.storage import checkpoint, hdf5
-from mpifed.storage.files import CHECKPOINT_MAGIC, RUN_FILES, register, replacing
+from mpifed.storage.files import CHECKPOINT_MAGIC, replacing
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -33,10 +33,9 @@ def names(folder) -> list[str]:
 
 
 def test_round_trip_keeps_the_newest(tmp_path):
-    register(tmp_path, RUN_FILES)
     for r in range(1, 6):
         rows = save(tmp_path, r)
-    assert names(tmp_path)[:-1] == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
+    assert names(tmp_path) == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
     path, header, arrays, errors = checkpoint.newest(tmp_path)
     assert header == {"round": 5, "words": ["ä"]} and errors == []
     for name, array in ARRAYS.items():
@@ -90,7 +89,6 @@ def test_foreign_files(tmp_path, content, reason):
 
 
 def test_damaged_checkpoint_of_later_round_does_not_displace_new_ones(tmp_path):
-    register(tmp_path, RUN_FILES)
     save(tmp_path, 4, keep=1)
     (tmp_path / "checkpoint-00000008.h5").write_bytes(CHECKPOINT_MAGIC + b"damaged")
     save(tmp_path, 5, keep=1)
@@ -174,17 +172,20 @@ def test_shielded_file(tmp_path):
 
 
 def test_replacing_is_atomic(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
+    path, own = tmp_path / "file", lambda head: head.startswith(b"own")
+    path.write_text("own, old")
+    with pytest.raises(RuntimeError), replacing(path, own) as temporary:
+        temporary.write_text("own, half")
         raise RuntimeError
-    assert path.read_text() == "old" and names(tmp_path) == ["file"]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    (tmp_path / f"file.tmp.{os.getpid()}").write_text("left by a killed process with this number")
-    with replacing(path) as temporary:
-        temporary.write_text("newer")
-    assert path.read_text() == "newer" and names(tmp_path) == ["file"]
+    assert path.read_text() == "own, old" and names(tmp_path) == ["file"]
+    with replacing(path, own) as temporary:
+        temporary.write_text("own, new")
+        assert path.read_text() == "own, old"
+    assert path.read_text() == "own, new"
+    (tmp_path / f"file.tmp.{os.getpid()}").write_text("own, left by a killed process with this number")
+    with replacing(path, own) as temporary:
+        temporary.write_text("own, newer")
+    assert path.read_text() == "own, newer" and names(tmp_path) == ["file"]
+    with pytest.raises(FileExistsError, match="file that mpifed has not"), replacing(path, own) as temporary:
+        path.write_text("written by the user meanwhile")
+    assert path.read_text() == "written by the user meanwhile" and names(tmp_path) == ["file"]

@@ -13,15 +13,7 @@ from mpifed import resume, run
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.parallel.comm import CollectiveError
-from mpifed.storage.files import (
-    HISTORY_MAGIC,
-    MARKER,
-    REPORT_FILES,
-    is_paper,
-    register,
-    remove_leftovers,
-    replacing,
-)
+from mpifed.storage.files import CHECKPOINT_MAGIC, HISTORY_MAGIC, REPORT_FILES, is_paper, replacing
 from mpifed.storage.folder import Folder
 
 JOB = """
@@ -55,12 +47,12 @@ def contents(folder) -> dict[str, bytes]:
 FOREIGN = (
     "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-1.h5", "checkpoint-٠٠٠٠٠٠٠١.h5",
     "run.h5.tmp.backup", "run.h5.tmp.", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
-    "curves.png.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n", "xrun.h5.tmp.1",
-    "history-notes.bin", "history.bin.tmp.old",
+    "curves.png.tmp.5", "run.h5.tmp.12", "run.lock.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n",
+    "xrun.h5.tmp.1", "history-notes.bin", "history.bin.tmp.old",
 )  # fmt: skip
 
 
-def test_unregistered_files_remain(job, out):
+def test_files_of_the_user_remain(job, out):
     """In a run that replaces another run and removes old checkpoints."""
     for name in FOREIGN:
         (out / name).write_text(f"the user's {name}")
@@ -71,19 +63,19 @@ def test_unregistered_files_remain(job, out):
     (out / "run.h5.tmp.77").mkdir()
     (out / "target").write_text("the target of a link")
     (out / "run.h5.tmp.78").symlink_to("target")
-    (out / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:5])  # left by a killed run
+    (out / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:10])  # left by a killed run
     run(job, overrides=["run.overwrite=true"])
     after = contents(out)
     assert all(after.get(name) == before[name] for name in before)
     assert (out / "run.h5.tmp.77").exists() and (out / "a.tmp.1" / "inside").exists()
     assert (out / "run.h5.tmp.78").is_symlink()
     assert sorted(set(after) - set(before) - {"target", "run.h5.tmp.78"}) == [
-        "checkpoint-00000003.h5", "history.bin", MARKER, "run.h5", "run.lock",
+        "checkpoint-00000003.h5", "history.bin", "run.h5", "run.lock",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [
-    "checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5",
+    "checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin",
 ])  # fmt: skip
 def test_name_used_by_the_user(job, out, name):
     (out / name).write_text("mine")
@@ -112,7 +104,7 @@ def description(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", ["run.lock", "run.h5", *REPORT_FILES])
+@pytest.mark.parametrize("name", ["run.lock", "run.h5", "history.bin", *REPORT_FILES])
 def test_foreign_files_are_reported_before_the_run(job, out, name, kind):
     (out / "target").write_text("the target of a link")
     (out / "empty").touch()
@@ -135,7 +127,7 @@ def test_report_replaces_only_its_own_files(tmp_path):
     runs = write(tmp_path / "a", auc=[0.5] * 5), write(tmp_path / "b", auc=[0.4] * 5)
     for _ in range(2):
         output_of("report", *runs, "--out", tmp_path / "report")
-    assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES, MARKER}
+    assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES}
     for name in REPORT_FILES:
         out = tmp_path / f"out of {name}"
         out.mkdir()
@@ -244,37 +236,29 @@ def ended() -> int:
 
 
 def test_temporary_files_of_killed_commands_are_removed(tmp_path, ended):
-    """Those of a registered name, and of another name if they begin like such a file or are empty; not those
-    of a process that is running, of another name, or of the user."""
-    register(tmp_path, ["report.html", "run.h5"])
+    """Those that begin like the file that is written, or are empty; not those of a process that is running,
+    of another name, or of the user."""
     removed = {
-        f"report.html.tmp.{ended}": b"<html>", f"figure.pdf.tmp.{ended}": b"% mpifed report",
-        f"table.tex.tmp.{ended}": b"", f"{MARKER}.tmp.{ended}": (tmp_path / MARKER).read_bytes(),
+        f"table.txt.tmp.{ended}": b"mpifed report", f"figure.pdf.tmp.{ended}": b"% mpifed report",
+        f"table.tex.tmp.{ended}": b"",
     }  # fmt: skip
     kept = {
-        f"report.html.tmp.{os.getppid()}": b"<html>", f"run.h5.tmp.{ended}": b"written by a run elsewhere",
+        f"table.txt.tmp.{os.getppid()}": b"mpifed report", f"run.h5.tmp.{ended}": b"mpifed run file 2",
         f"other.pdf.tmp.{ended}": b"% mpifed report", f"table.tex.tmp.{ended}0": b"the user's",
     }  # fmt: skip
     for name, content in (removed | kept).items():
         (tmp_path / name).write_bytes(content)
-    remove_leftovers(tmp_path, REPORT_FILES)
-    for name in ("figure.pdf", "table.tex"):
-        with replacing(tmp_path / name, is_paper) as path:
+    for name, signature in (("figure.pdf", is_paper), ("table.tex", is_paper), ("table.txt", None)):
+        with replacing(tmp_path / name, signature) as path:
             path.touch()
     assert {path.name for path in tmp_path.glob("*.tmp.*")} == {*kept}
 
 
-def test_temporary_marker_file_of_a_killed_run_is_removed(job, out, ended):
-    (out / f"{MARKER}.tmp.{ended}").write_text("mpifed replaces and removes the files listed here:\n")
+@pytest.mark.parametrize("lock", [b"", bytes(50), b"process 7 on host, since 2026-01-01 00:00:00\n"])
+def test_killed_run_is_continued(job, out, lock):
     run(job)
-    assert not list(out.glob("*.tmp.*"))
-
-
-@pytest.mark.parametrize("lock", ["", "process 7 on host, since 2026-01-01 00:00:00\n"])
-def test_copy_without_the_marker_file_is_continued(job, out, lock):
-    run(job)
-    (out / MARKER).unlink()
-    (out / "run.lock").write_text(lock)
-    (out / "checkpoint-00000009.h5.tmp.12").write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n")
+    (out / "run.lock").write_bytes(lock)
+    (out / "history.bin").write_bytes(bytes(1000))  # as a crash of the machine leaves files
+    (out / "checkpoint-00000009.h5.tmp.12").write_bytes(CHECKPOINT_MAGIC + bytes(500) + b"\x89HDF\r\n\x1a\n")
     (out / "history.bin.tmp.12").touch()
     assert resume(out, ["rounds=4"]).round == 4 and not list(out.glob("*.tmp.*"))
