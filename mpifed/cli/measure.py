@@ -83,5 +83,3 @@ def _prepare_folder(folder: Path) -> None:
         refuse_foreign(folder / name for name in ASSUMPTION_FILES)
     except OSError as error:
         raise ConfigError(f"cannot write to run.out = {folder}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

@@ -147,10 +147,10 @@ def is_own(path: Path, signature: Signature | None = None) -> bool:
 
 
 def refuse_foreign(paths: Iterable[Path], signature: Signature | None = None) -> None:
-    """Raise a :class:`ValueError` if one of the paths exists and is not a file of this package."""
+    """Raise a :class:`ConfigError` if one of the paths exists and is not a file of this package."""
     for path in paths:
         if os.path.lexists(path) and not is_own(path, signature):
-            raise ValueError(_refusal(path))
+            raise ConfigError(_refusal(path))
 
 
 def _refusal(path: Path) -> str:
@@ -171,10 +171,7 @@ def expect_writable(path: str | Path, signature: Signature) -> None:
     path = Path(path)
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
-    try:
-        refuse_foreign([path], signature)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    refuse_foreign([path], signature)
 
 
 def run_files(folder: Path) -> list[Path]:

@@ -12,8 +12,15 @@ from runfiles import write
 from mpifed import resume, run
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
-from mpifed.parallel.comm import CollectiveError
-from mpifed.storage.files import CHECKPOINT_MAGIC, HISTORY_MAGIC, REPORT_FILES, is_paper, replacing
+from mpifed.storage.files import (
+    ASSUMPTION_FILES,
+    CHECKPOINT_MAGIC,
+    HISTORY_MAGIC,
+    REPORT_FILES,
+    is_paper,
+    refuse_foreign,
+    replacing,
+)
 from mpifed.storage.folder import Folder
 
 JOB = """
@@ -44,6 +51,7 @@ def contents(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+RUN_NAMES = ("run.lock", "run.h5", "history.bin", "checkpoint-00000001.h5", "checkpoint-123456789.h5")
 FOREIGN = (
     "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-1.h5", "checkpoint-٠٠٠٠٠٠٠١.h5",
     "run.h5.tmp.backup", "run.h5.tmp.", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
@@ -74,17 +82,6 @@ def test_files_of_the_user_remain(job, out):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [
-    "checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin",
-])  # fmt: skip
-def test_name_used_by_the_user(job, out, name):
-    (out / name).write_text("mine")
-    for change in ("run.overwrite=true", "rounds=4"):
-        with pytest.raises(CollectiveError, match=f"{name} is a file that mpifed has not written"):
-            run(job, overrides=[change])
-    assert contents(out) == {name: b"mine"}
-
-
 TYPES = {
     "text": lambda path: path.write_text("mine"),
     "HDF5": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n config layout" + bytes(2000)),
@@ -98,21 +95,24 @@ TYPES = {
 }
 
 
-def description(kind: str) -> str:
-    link = "a symbolic link" if "link" in kind else "a file that mpifed has not written"
-    return "a folder" if kind == "folder" else link
-
-
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", ["run.lock", "run.h5", "history.bin", *REPORT_FILES])
-def test_foreign_files_are_reported_before_the_run(job, out, name, kind):
-    (out / "target").write_text("the target of a link")
+def test_what_is_foreign(out, kind):
+    (out / "target").write_text("mpifed report")
     (out / "empty").touch()
-    TYPES[kind](out / name)
-    before, listed = contents(out) if kind != "pipe" else {}, os.listdir(out)
-    error = error_of("run", job, "run.overwrite=true")
-    assert f"{out / name} is {description(kind)}" in error and "move it away" in error
-    assert os.listdir(out) == listed and (not before or contents(out) == before)
+    described = "a symbolic link" if "link" in kind else "a file that mpifed has not written"
+    described = "a folder" if kind == "folder" else described
+    for name in (*RUN_NAMES, *REPORT_FILES, *ASSUMPTION_FILES):
+        TYPES[kind](out / name)
+        with pytest.raises(ConfigError, match=f"{name} is {described} and would be replaced: move it away"):
+            refuse_foreign([out / name])
+
+
+@pytest.mark.parametrize("name", [*RUN_NAMES, *REPORT_FILES])
+def test_foreign_files_are_reported_before_the_run(job, out, name):
+    (out / name).write_text("name,value\nmine,1\n")
+    for change in ("run.overwrite=true", "rounds=4"):
+        assert f"{out / name} is a file that mpifed has not written" in error_of("run", job, change)
+    assert contents(out) == {name: b"name,value\nmine,1\n"}
 
 
 def test_sweep_does_not_wait_for_a_pipe(job, out):
@@ -123,17 +123,11 @@ def test_sweep_does_not_wait_for_a_pipe(job, out):
     assert "is a file that mpifed has not written and would be" in error_of("sweep", job)
 
 
-def test_report_replaces_only_its_own_files(tmp_path):
+def test_report_replaces_its_own_files(tmp_path):
     runs = write(tmp_path / "a", auc=[0.5] * 5), write(tmp_path / "b", auc=[0.4] * 5)
     for _ in range(2):
         output_of("report", *runs, "--out", tmp_path / "report")
     assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES}
-    for name in REPORT_FILES:
-        out = tmp_path / f"out of {name}"
-        out.mkdir()
-        (out / name).write_text("name,value\nmine,1\n")
-        assert f"{out / name} is a file that mpifed has not" in error_of("report", *runs, "--out", out)
-        assert contents(out) == {name: b"name,value\nmine,1\n"}
 
 
 def test_report_that_cannot_be_written(job, out, monkeypatch):
@@ -188,18 +182,11 @@ def working_folder(tmp_path, monkeypatch):
 DRAW = ("info", "job.toml", "--out")
 
 
-@pytest.mark.parametrize("kind", ["text", "other PNG", "link", "link to nothing", "pipe"])
-def test_figure_does_not_replace_files_of_the_user(working_folder, kind):
-    (working_folder / "target").write_text("the target of a link")
-    TYPES[kind](working_folder / FIGURE)
-    before = os.lstat(working_folder / FIGURE)
-    error = error_of(*DRAW, FIGURE)
-    assert f"{FIGURE} is {description(kind)} and would be replaced: move it away" in error
-    after = os.lstat(working_folder / FIGURE)
-    unchanged = ("st_ino", "st_size", "st_mtime_ns")
-    assert all(getattr(before, name) == getattr(after, name) for name in unchanged)
-    assert (working_folder / "target").read_text() == "the target of a link"
-    assert {*os.listdir()} == {"job.toml", "target", FIGURE}
+def test_figure_does_not_replace_files_of_the_user(working_folder):
+    TYPES["other PNG"](working_folder / FIGURE)
+    before = contents(working_folder)
+    assert f"{FIGURE} is a file that mpifed has not written and would be replaced" in error_of(*DRAW, FIGURE)
+    assert contents(working_folder) == before
 
 
 def test_figure_replaces_figures_and_empty_files(working_folder):
