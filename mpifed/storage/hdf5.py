@@ -11,6 +11,7 @@ without data). Files of this package contain none of these.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -30,45 +31,35 @@ USER_BLOCK = 512
 _NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
 
 
-class _ErrorDeferringFile:
-    """A file object that stores its first write error instead of raising it."""
+class _ErrorDeferringFile(io.FileIO):
+    """A file that stores its first write error instead of raising it, because HDF5 can crash on errors."""
 
-    def __init__(self, file):
-        self.file, self.error = file, None
-        for name in ("read", "readinto", "seek", "tell", "flush"):
-            setattr(self, name, getattr(file, name))
-
-    def _try(self, action):
-        if self.error is None:
-            try:
-                action()
-            except OSError as error:
-                self.error = error
+    error: OSError | None = None
 
     def write(self, data) -> int:
-        self._try(lambda: self._write(memoryview(data).cast("B")))
+        rest = memoryview(data).cast("B")
+        try:
+            while rest and not self.error:  # a nearly full disk accepts only a part
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
         return len(data)
 
-    def _write(self, data: memoryview) -> None:
-        while data:  # a nearly full disk accepts only a part
-            data = data[self.file.write(data) :]
-
     def truncate(self, size: int) -> None:
-        self._try(lambda: self.file.truncate(size))
+        try:
+            if not self.error:
+                super().truncate(size)
+        except OSError as error:
+            self.error = error
 
 
 @contextmanager
 def deferring_errors(path: Path) -> Iterator[_ErrorDeferringFile]:
-    """Yield a file object for h5py that defers write errors to the end, because HDF5 can crash on them.
-
-    Raises:
-        OSError: at the end, the first write error.
-    """
-    with open(path, "w+b", buffering=0) as file:
-        target = _ErrorDeferringFile(file)
-        yield target
-    if target.error:
-        raise target.error
+    """Yield a file object for h5py that raises the first write error, an :class:`OSError`, at the end."""
+    with _ErrorDeferringFile(path, "w+") as file:
+        yield file
+    if file.error:
+        raise file.error
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Checkpoint files: content, damage, full disks; and atomic replacement of files."""
 
 import errno
+import io
 import os
 import re
 from types import SimpleNamespace
@@ -116,13 +117,15 @@ def test_too_little_space_is_an_error_before_writing(tmp_path, monkeypatch):
 def test_disk_becomes_full_while_hdf5_writes(tmp_path, monkeypatch, left):
     """HDF5 itself crashes in most of these cases."""
     save(tmp_path, 1)
-    write, space = hdf5._ErrorDeferringFile._write, [left]
+    space = [left]
 
-    def limited(self, data):
-        space[0] -= len(data)
-        return write(self, data) if space[0] >= 0 else no_space()
+    class Limited(io.FileIO):
+        def write(self, data):
+            space[0] -= len(data)
+            return super().write(data) if space[0] >= 0 else no_space()
 
-    monkeypatch.setattr(hdf5._ErrorDeferringFile, "_write", limited)
+    small = type("Small", (hdf5._ErrorDeferringFile, Limited), {})
+    monkeypatch.setattr(hdf5, "_ErrorDeferringFile", small)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, clients=1000)
     assert names(tmp_path) == ["checkpoint-00000001.h5"]
