@@ -13,7 +13,7 @@ import pytest
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.storage import checkpoint, hdf5
-from mpifed.storage.files import CHECKPOINT_MAGIC, replacing
+from mpifed.storage.files import CHECKPOINT_MAGIC, RESULTS_MAGIC, is_own, replacing
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -150,6 +150,13 @@ def test_rows_are_received_even_if_the_disk_is_full(tmp_path, monkeypatch, step)
     with pytest.raises(OSError, match="No space left"):
         checkpoint.write(tmp_path, 3, {"round": 1}, {}, np.zeros((5, 3)), comm, Placement(15, 3))
     assert comm.received == 10 and names(tmp_path) == []
+
+
+def test_incomplete_file_is_recognised(tmp_path):
+    """A killed process leaves it, and it is removed."""
+    with hdf5.create(tmp_path / "run.h5", RESULTS_MAGIC, 2) as file:
+        file["x"] = np.arange(10**5)
+        assert (tmp_path / "run.h5").stat().st_size > 512 and is_own(tmp_path / "run.h5")
 
 
 def test_shielded_file(tmp_path):
