@@ -149,7 +149,7 @@ def is_own(path: Path, signature: Signature | None = None) -> bool:
 def refuse_foreign(paths: Iterable[Path], signature: Signature | None = None) -> None:
     """Raise a :class:`ConfigError` if one of the paths exists and is not a file of this package."""
     for path in paths:
-        if os.path.lexists(path) and not is_own(path, signature):
+        if not is_own(path, signature) and os.path.lexists(path):  # another run may remove it in between
             raise ConfigError(_refusal(path))
 
 

@@ -107,6 +107,18 @@ def test_what_is_foreign(out, kind):
             refuse_foreign([out / name])
 
 
+def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypatch):
+    """A requeued job starts while its predecessor removes old checkpoints."""
+    (out / "checkpoint-00000001.h5").write_bytes(CHECKPOINT_MAGIC)
+
+    def removed(path, flags):
+        os.unlink(path)
+        return os.open(path, flags)
+
+    monkeypatch.setattr("mpifed.storage.files.no_link", removed)
+    refuse_foreign([out / "checkpoint-00000001.h5"])
+
+
 @pytest.mark.parametrize("name", [*RUN_NAMES, *REPORT_FILES])
 def test_foreign_files_are_reported_before_the_run(job, out, name):
     (out / name).write_text("name,value\nmine,1\n")
