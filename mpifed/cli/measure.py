@@ -76,13 +76,10 @@ def measure(job, overrides, points, samples, top, iterations, of):
 
 def _prepare_folder(folder: Path) -> None:
     """Create the folder, and raise a ConfigError if a file of the user would be replaced."""
-    from mpifed.storage.files import ASSUMPTION_FILES, register, remove_leftovers
+    from mpifed.storage.files import ASSUMPTION_FILES, refuse_foreign
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        register(folder, ASSUMPTION_FILES)
-        remove_leftovers(folder, ASSUMPTION_FILES)
+        refuse_foreign(folder / name for name in ASSUMPTION_FILES)
     except OSError as error:
         raise ConfigError(f"cannot write to run.out = {folder}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

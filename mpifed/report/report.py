@@ -35,8 +35,6 @@ from mpifed.storage.files import (
     expect_writable,
     is_paper,
     refuse_foreign,
-    register,
-    remove_leftovers,
     replacing,
 )
 from mpifed.storage.results import find_runs, load
@@ -127,11 +125,10 @@ def report(
     files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted
     try:
         out.mkdir(parents=True, exist_ok=True)
-        register(out, REPORT_FILES)
-        remove_leftovers(out, REPORT_FILES)
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror}; --out names another folder") from None
-    failed = [error for file, write in files.items() if (error := _write(file, write))]
+    signatures = dict.fromkeys(wanted, is_paper)
+    failed = [error for file, write in files.items() if (error := _write(file, write, signatures.get(file)))]
     console = console or Console()
     if len(chosen) == len(rows):
         print_table(rows, console)
@@ -144,10 +141,10 @@ def report(
     return [*files]
 
 
-def _write(file: Path, write: Callable[[Path], object]) -> str:
+def _write(file: Path, write: Callable[[Path], object], signature: Callable[[bytes], bool] | None) -> str:
     """Write a file; return the error, or ""."""
     try:
-        with replacing(file, is_paper) as path:
+        with replacing(file, signature) as path:
             write(path)
     except Exception as error:  # libraries can fail to draw the content of other users' files
         return f"{file}: {type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ import numpy as np
 
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.placement import Placement
-from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_registered, replacing
+from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_own, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = ["load", "newest", "read_clients", "write", "FORMAT"]
@@ -107,7 +107,7 @@ def write(
         for _ in blocks:  # the other ranks send their rows even if rank 0 fails
             pass
     # A checkpoint of a later round must be damaged, since the run did not continue from it: do not count it.
-    previous = [path for path in checkpoints(final.parent) if path.name <= final.name and is_registered(path)]
+    previous = [path for path in checkpoints(final.parent) if path.name <= final.name and is_own(path)]
     for old in previous[:-keep]:
         old.unlink(missing_ok=True)
 

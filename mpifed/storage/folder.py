@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +17,14 @@ from mpifed.storage.files import (
     HISTORY_FILE,
     LOCK_FILE,
     LOG_FOLDER,
-    MARKER,
     RUN_FILE,
-    RUN_FILES,
     checkpoints,
-    is_registered,
-    logs,
+    is_own,
+    no_link,
+    open_file,
     refuse_foreign,
-    register,
     remove_leftovers,
+    run_files,
     sync,
 )
 
@@ -36,7 +34,6 @@ __all__ = ["Folder", "Holder", "NotWritable", "holder"]
 LOCK_TIMEOUT = 3.0
 #: Maximum number of characters of the lock file's text that are printed.
 MAX_CHARACTERS = 200
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotWritable(ValueError):
@@ -76,7 +73,7 @@ class Folder:
             while not self._acquire(create, time.monotonic() < end):
                 time.sleep(0.1)
             if self._locked:
-                remove_leftovers(self.path, RUN_FILES, locked=True)
+                remove_leftovers(self.path)
             self._stat = os.stat(self.path)
         except OSError as error:
             self.close()
@@ -86,10 +83,8 @@ class Folder:
         """Try to lock the folder. Return False if the caller should try again."""
         if create and not self.path.is_dir():
             self._create()
-        register(self.path, RUN_FILES)
-        refuse_foreign([self.path / RUN_FILE, self.path / LOCK_FILE])
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._lock = open(os.open(self.path / LOCK_FILE, flags, 0o666), "r+b", buffering=0)
+        refuse_foreign(run_files(self.path))
+        self._lock = open(self.path / LOCK_FILE, "a+b", buffering=0, opener=no_link)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._locked = True
@@ -171,19 +166,16 @@ class Folder:
                 if _first_line(self._lock) == self._signature:
                     os.ftruncate(self._lock.fileno(), 0)
                 if self._created and not self.results():
-                    for path in filter(is_registered, logs(self.path)):
+                    for path in filter(is_own, run_files(self.path)):
                         path.unlink()
                     if (self.path / LOG_FOLDER).is_dir():
-                        (self.path / LOG_FOLDER / MARKER).unlink(missing_ok=True)
                         (self.path / LOG_FOLDER).rmdir()
-                    (self.path / LOCK_FILE).unlink()
-                    (self.path / MARKER).unlink()
                     self.path.rmdir()
         self._release()
 
     def clear(self) -> None:
         """Remove the files of the previous run, and no others. From now on :meth:`close` keeps the folder."""
-        for path in filter(is_registered, [*self.results(), self.path / HISTORY_FILE]):
+        for path in filter(is_own, [*self.results(), self.path / HISTORY_FILE]):
             path.unlink()
         self._created = False
 
@@ -214,7 +206,7 @@ def holder(folder: Path) -> Holder:
     A lock ends with its process, but some file systems hide the locks of other hosts.
     """
     try:
-        with open(os.open(folder / LOCK_FILE, _READ), "rb", buffering=0) as lock:
+        with open_file(folder / LOCK_FILE) as lock:
             text = _first_line(lock)
             return Holder(text, _is_locked(lock, text) if text else False)  # no text yet: a run is starting
     except OSError:
@@ -232,13 +224,11 @@ def _is_locked(lock, text: str) -> bool | None:
 
 
 def _read_lock(folder: Path) -> str:
-    with open(os.open(folder / LOCK_FILE, _READ), "rb", buffering=0) as lock:
+    with open_file(folder / LOCK_FILE) as lock:
         return _first_line(lock)
 
 
 def _first_line(lock) -> str:
-    """Return the first line of an open lock file; "" for anything but a regular file."""
-    if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
-        return ""
+    """Return the first line of an open lock file."""
     text = os.pread(lock.fileno(), MAX_CHARACTERS, 0).decode(errors="replace")
     return text.partition("\n")[0].strip()

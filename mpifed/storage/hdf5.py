@@ -11,6 +11,7 @@ without data). Files of this package contain none of these.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import BinaryIO
 import h5py
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
-from mpifed.storage.files import HDF5_MAGIC
+from mpifed.storage.files import HDF5_MAGIC, open_file
 
 __all__ = ["USER_BLOCK", "add_digest", "create", "expect_digest", "open_untrusted", "deferring_errors"]
 
@@ -30,45 +31,35 @@ USER_BLOCK = 512
 _NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
 
 
-class _ErrorDeferringFile:
-    """A file object that stores its first write error instead of raising it."""
+class _ErrorDeferringFile(io.FileIO):
+    """A file that stores its first write error instead of raising it, because HDF5 can crash on errors."""
 
-    def __init__(self, file):
-        self.file, self.error = file, None
-        for name in ("read", "readinto", "seek", "tell", "flush"):
-            setattr(self, name, getattr(file, name))
-
-    def _try(self, action):
-        if self.error is None:
-            try:
-                action()
-            except OSError as error:
-                self.error = error
+    error: OSError | None = None
 
     def write(self, data) -> int:
-        self._try(lambda: self._write(memoryview(data).cast("B")))
+        rest = memoryview(data).cast("B")
+        try:
+            while rest and not self.error:  # a nearly full disk accepts only a part
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
         return len(data)
 
-    def _write(self, data: memoryview) -> None:
-        while data:  # a nearly full disk accepts only a part
-            data = data[self.file.write(data) :]
-
     def truncate(self, size: int) -> None:
-        self._try(lambda: self.file.truncate(size))
+        try:
+            if not self.error:
+                super().truncate(size)
+        except OSError as error:
+            self.error = error
 
 
 @contextmanager
 def deferring_errors(path: Path) -> Iterator[_ErrorDeferringFile]:
-    """Yield a file object for h5py that defers write errors to the end, because HDF5 can crash on them.
-
-    Raises:
-        OSError: at the end, the first write error.
-    """
-    with open(path, "w+b", buffering=0) as file:
-        target = _ErrorDeferringFile(file)
-        yield target
-    if target.error:
-        raise target.error
+    """Yield a file object for h5py that raises the first write error, an :class:`OSError`, at the end."""
+    with _ErrorDeferringFile(path, "w+") as file:
+        yield file
+    if file.error:
+        raise file.error
 
 
 @contextmanager
@@ -83,6 +74,8 @@ def create(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
         OSError, RuntimeError: the file cannot be written.
     """
     with deferring_errors(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+        target.seek(0)
+        target.write(magic)  # so that the file of a killed process is recognised
         yield file
     add_digest(path, magic, format)
 
@@ -135,7 +128,7 @@ def open_untrusted(path: Path, check: Callable[[BinaryIO], None] | None = None) 
         ValueError: the file contains anything but groups, data sets of numbers that are stored completely in
             this file, and attributes with one text or number.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         if check:
             check(file)
         with h5py.File(file, "r") as source:

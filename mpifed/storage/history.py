@@ -20,7 +20,7 @@ import numpy as np
 
 from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
-from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, RUN_FILE, replacing
+from mpifed.storage.files import HISTORY_FILE, HISTORY_MAGIC, RUN_FILE, is_own, open_file, replacing
 from mpifed.storage.results import COSTS, read_if_valid
 
 __all__ = ["read", "row_type", "write"]
@@ -54,7 +54,7 @@ def write(
         OSError: the file cannot be written; rows that it already contains remain.
     """
     path = Path(folder) / HISTORY_FILE
-    size = path.stat().st_size if path.is_file() and not path.is_symlink() else -1
+    size = path.stat().st_size if is_own(path) else -1
     appends = written > 0 and size == len(HISTORY_MAGIC) + written * type.itemsize
     with contextlib.nullcontext(path) if appends else replacing(path) as target, open(target, "ab") as file:
         if not appends:
@@ -85,10 +85,9 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     rows = np.zeros(
         header["round"] + 1, row_type(len(header["metrics"]), header["recorded"], header["sizes"]["dtype"])
     )
-    if (folder / HISTORY_FILE).is_file():
-        with contextlib.suppress(OSError), open(folder / HISTORY_FILE, "rb") as file:
-            file.seek(len(HISTORY_MAGIC))
-            file.readinto(rows)
+    with contextlib.suppress(OSError), open_file(folder / HISTORY_FILE) as file:
+        file.seek(len(HISTORY_MAGIC))
+        file.readinto(rows)
     rounds, numbers = rows["costs"][:, 0], np.arange(len(rows))
     valid = (rows["check"] == _checksums(rows)) & (np.isnan(rounds) | (rounds == numbers))
     # Rows of another run with the same sizes are valid, too, but its round took another time.

@@ -16,7 +16,7 @@ from pathlib import Path
 from mpifed.base.log import LOG, escape_control, warning
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import process_name
-from mpifed.storage.files import LOG_FILES, LOG_FOLDER, LOG_MAGIC, is_registered, logs, rank_of, register
+from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, no_link, rank_of
 
 __all__ = ["RankLog"]
 
@@ -100,7 +100,7 @@ class RankLog:
             return
         path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
         try:
-            stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_no_link)
+            stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_link)
             self._start_of_run = os.fstat(stream.fileno()).st_size
             stream.write(f"{LOG_MAGIC.decode()}{self._comm.rank} of {self._comm.size}, {process_name()}\n")
             stream.flush()
@@ -122,8 +122,7 @@ class RankLog:
             raise ValueError(f"expected a folder for the logs, found a file or a link {place}: move it away")
         try:
             place.mkdir(exist_ok=True)
-            register(place, LOG_FILES)
-        except OSError as error:  # without logs, which would be unregistered files
+        except OSError as error:
             return error.strerror or str(error)
         return ""
 
@@ -133,7 +132,7 @@ class RankLog:
             return
         stale = [path for path in logs(self._folder) if rank_of(path) >= self._comm.size]
         with contextlib.suppress(OSError):
-            for path in filter(is_registered, stale if self._comm.rank == 0 else []):
+            for path in filter(is_own, stale if self._comm.rank == 0 else []):
                 path.unlink()
         with contextlib.suppress(OSError), open(self._handler.stream.name, "rb+") as file:
             file.seek(self._start_of_run)
@@ -141,7 +140,3 @@ class RankLog:
             file.seek(0)
             file.write(current)
             file.truncate()
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

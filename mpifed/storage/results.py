@@ -395,20 +395,17 @@ def _expect_valid_digest(file: BinaryIO) -> None:
 
 
 def _read_output(source: h5py.File) -> RunOutput:
-    final = source.get("final")
-    expect(isinstance(final, h5py.Group), "a group 'final'", ", ".join(source) or "an empty file")
+    final, recorded = _group(source, "final"), _group(source, "iterates") if "iterates" in source else {}
     metrics = {name: float(value) for name, value in final.attrs.items()}
-    recorded = source.get("iterates", {})
-    tables = all(isinstance(data, h5py.Dataset) and data.ndim for data in recorded.values())
-    expect(tables, "columns in the group 'iterates'", recorded)
-    iterates = {name: data[:] for name, data in recorded.items() if name != "round"}
+    iterates = {name: _array(data, "f", 2) for name, data in recorded.items() if name != "round"}
     point = _read_point(final)
     return RunOutput(point, metrics, iterates, _read_best(source, point))
 
 
 def _read_best(source: h5py.File, point: OutputPoint) -> BestPoint | None:
-    if (node := source.get("best")) is None:
+    if "best" not in source:
         return None
+    node = _group(source, "best")
     flat, shapes = _read_blocks(node)
     expect(shapes == point.shapes, f"the parameters {point.shapes} in 'best'", shapes)
     metric, r = node.attrs.get("metric"), node.attrs.get("round")
@@ -433,7 +430,11 @@ def _read(source: h5py.File, file: Path) -> RunData:
     unknown = np.setdiff1d(evaluated, rounds)
     expect(not len(unknown), "metrics of rounds in 'costs/round'", unknown[:10])
     ranks = _columns(source, "ranks", ("peak_host_bytes", "peak_gpu_bytes")) if "ranks" in source else {}
-    counts, classes = _read_counts(source)
+    counts, classes = _read_counts(source, "holdings")
+    confusion, labels = _read_counts(source, "confusion")
+    square = confusion is None or len(confusion) == len(labels)
+    expect(square, f"{len(labels)} rows and columns in 'confusion'", np.shape(confusion))
+    clients = _columns(source, "clients", ()) if "clients" in source else {}
     known = counts is None or {"clients", "seed"} <= {*config["problem"], *config}
     expect(known, "'problem.clients' and 'seed' in the attribute 'config'", config)
     data = _table(source, "data")
@@ -455,7 +456,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
         class_counts=counts,
         classes=classes,
         splits=splits,
-        details=_read_details(source),
+        details=Details(confusion, labels, clients),
         infeasible=texts["infeasible"],
     )
 
@@ -466,14 +467,13 @@ def expect(condition, expected: str, found) -> None:
         raise ValueError(f"expected {expected}, found {found}")
 
 
-def _read_counts(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
-    if "holdings" not in source:
+def _read_counts(source: h5py.File, name: str) -> tuple[np.ndarray | None, list[str]]:
+    """Return whole numbers by row and class, and the names of the classes."""
+    if name not in source:
         return None, []
-    counts, classes = source["holdings"], _text_list(source["holdings"], "classes")
-    valid = isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu"
-    valid = valid and counts.shape[1:] == (len(classes),)
-    expect(valid, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
-    return counts[:], classes
+    counts, classes = _array(source[name], "iu", 2), _text_list(source[name], "classes")
+    expect(counts.shape[1] == len(classes), f"{len(classes)} columns in {name!r}", counts.shape)
+    return counts, classes
 
 
 def _table(source, name: str, kind: type = dict):
@@ -525,19 +525,22 @@ def _expect_texts(found, keys: Sequence[str], where: str) -> None:
     expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(found)[:80])
 
 
+def _group(source: h5py.File, name: str) -> h5py.Group:
+    node = source.get(name)
+    expect(isinstance(node, h5py.Group), f"a group {name!r}", ", ".join(source) or "an empty file")
+    return node
+
+
 def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str, np.ndarray]:
     """Return all datasets of a group, which must be one-dimensional numbers of equal length."""
-    node = source.get(group)
-    expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
-    columns = dict(node.items())
-    complete = {*required} <= {*columns}
-    expect(complete, f"{', '.join(required)} in the group {group!r}", ", ".join(columns) or "nothing")
-    for name, data in columns.items():
-        numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
-        expect(numbers, f"a column of numbers in '{group}/{name}'", data)
+    node = _group(source, group)
+    expect(
+        {*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing"
+    )
+    columns = {name: _array(data, "iuf", 1) for name, data in node.items()}
     lengths = {name: len(data) for name, data in columns.items()}
     expect(len(set(lengths.values())) == 1, f"columns of one length in the group {group!r}", lengths)
-    return {name: data[:] for name, data in columns.items()}
+    return columns
 
 
 def _read_point(final: h5py.Group) -> OutputPoint:
@@ -569,16 +572,6 @@ def _read_blocks(group: h5py.Group) -> tuple[dict[str, np.ndarray], dict[str, di
 def _array(data, kinds: str, axes: int | None = None) -> np.ndarray:
     """Return a dataset with a dtype of one of the ``kinds`` and the given number of axes."""
     valid = isinstance(data, h5py.Dataset) and data.dtype.kind in kinds and axes in (None, data.ndim)
-    expect(
-        valid, f"an array with a dtype of kind {' or '.join(kinds)} in the output point or the network", data
-    )
+    numbers = "whole numbers" if kinds == "iu" else f"numbers with a dtype of kind {' or '.join(kinds)}"
+    expect(valid, f"{numbers}{'' if axes is None else f' [{axes} axes]'} in {data.name[1:]!r}", data)
     return data[...]
-
-
-def _read_details(source: h5py.File) -> Details:
-    counts = source.get("confusion")
-    classes = [] if counts is None else _text_list(counts, "classes")
-    square = counts is None or (isinstance(counts, h5py.Dataset) and counts.shape == 2 * (len(classes),))
-    expect(square, f"{len(classes)} rows and columns in 'confusion'", getattr(counts, "shape", counts))
-    clients = _columns(source, "clients", ()) if "clients" in source else {}
-    return Details(None if counts is None else counts[:], classes, clients)

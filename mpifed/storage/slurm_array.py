@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpifed.base.data_files import expect_regular
+from mpifed.storage.files import open_file
 
 __all__ = ["HEAD", "SCRIPT", "assigned_runs", "is_script", "assignment_lines"]
 
@@ -47,7 +47,7 @@ def assigned_runs(script: Path) -> list[tuple[int, Path]]:
 
 def _text(script: Path) -> str:
     try:
-        expect_regular(script, MAX_BYTES)
-        return script.read_text(encoding="utf-8", errors="replace")
+        with open_file(script, MAX_BYTES) as file:
+            return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -13,10 +13,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpifed.base.data_files import expect_regular, walk
+from mpifed.base.data_files import walk
 from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.checkpoint import newest
-from mpifed.storage.files import LOCK_FILE, RUN_FILE, SEARCH_RESULT, TRIALS, TRIED, checkpoints, round_of
+from mpifed.storage.files import (
+    LOCK_FILE,
+    RUN_FILE,
+    SEARCH_RESULT,
+    TRIALS,
+    TRIED,
+    checkpoints,
+    open_file,
+    round_of,
+)
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.results import RunData, class_name, expect, load
 from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
@@ -130,8 +139,8 @@ def _search(folder: Path, trials: list[Status]) -> Status:
     active = next((state for state in ("running", "running?") if counts[state]), "")
     metric = None
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        expect_regular(folder / SEARCH_RESULT)
-        result = json.loads((folder / SEARCH_RESULT).read_text(encoding="utf-8"))
+        with open_file(folder / SEARCH_RESULT) as file:
+            result = json.load(file)
         metric = str(result["metric"]), float(result["value"])
     return Status(
         folder,

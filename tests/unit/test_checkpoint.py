@@ -1,6 +1,7 @@
 """Checkpoint files: content, damage, full disks; and atomic replacement of files."""
 
 import errno
+import io
 import os
 import re
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.state import ClientRows
 from mpifed.storage import checkpoint, hdf5
-from mpifed.storage.files import CHECKPOINT_MAGIC, RUN_FILES, register, replacing
+from mpifed.storage.files import CHECKPOINT_MAGIC, RESULTS_MAGIC, is_own, replacing
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -41,10 +42,9 @@ def names(folder) -> list[str]:
 
 
 def test_round_trip_keeps_the_newest(tmp_path):
-    register(tmp_path, RUN_FILES)
     for r in range(1, 6):
         rows = save(tmp_path, r)
-    assert names(tmp_path)[:-1] == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
+    assert names(tmp_path) == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
     path, header, arrays, errors = checkpoint.newest(tmp_path)
     assert header == {"round": 5, "words": ["ä"]} and errors == []
     for name, array in ARRAYS.items():
@@ -98,7 +98,6 @@ def test_foreign_files(tmp_path, content, reason):
 
 
 def test_damaged_checkpoint_of_later_round_does_not_displace_new_ones(tmp_path):
-    register(tmp_path, RUN_FILES)
     save(tmp_path, 4, keep=1)
     (tmp_path / "checkpoint-00000008.h5").write_bytes(CHECKPOINT_MAGIC + b"damaged")
     save(tmp_path, 5, keep=1)
@@ -126,13 +125,15 @@ def test_too_little_space_is_an_error_before_writing(tmp_path, monkeypatch):
 def test_disk_becomes_full_while_hdf5_writes(tmp_path, monkeypatch, left):
     """HDF5 itself crashes in most of these cases."""
     save(tmp_path, 1)
-    write, space = hdf5._ErrorDeferringFile._write, [left]
+    space = [left]
 
-    def limited(self, data):
-        space[0] -= len(data)
-        return write(self, data) if space[0] >= 0 else no_space()
+    class Limited(io.FileIO):
+        def write(self, data):
+            space[0] -= len(data)
+            return super().write(data) if space[0] >= 0 else no_space()
 
-    monkeypatch.setattr(hdf5._ErrorDeferringFile, "_write", limited)
+    small = type("Small", (hdf5._ErrorDeferringFile, Limited), {})
+    monkeypatch.setattr(hdf5, "_ErrorDeferringFile", small)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, clients=1000)
     assert names(tmp_path) == ["checkpoint-00000001.h5"]
@@ -159,6 +160,13 @@ def test_rows_are_received_even_if_the_disk_is_full(tmp_path, monkeypatch, step)
     assert comm.received == 10 and names(tmp_path) == []
 
 
+def test_incomplete_file_is_recognised(tmp_path):
+    """A killed process leaves it, and it is removed."""
+    with hdf5.create(tmp_path / "run.h5", RESULTS_MAGIC, 2) as file:
+        file["x"] = np.arange(10**5)
+        assert (tmp_path / "run.h5").stat().st_size > 512 and is_own(tmp_path / "run.h5")
+
+
 def test_shielded_file(tmp_path):
     """It contains what was written, and raises the first error at the end."""
     with hdf5.deferring_errors(tmp_path / "file") as target, h5py.File(target, "w") as file:
@@ -182,17 +190,20 @@ def test_shielded_file(tmp_path):
 
 
 def test_replacing_is_atomic(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
+    path, own = tmp_path / "file", lambda head: head.startswith(b"own")
+    path.write_text("own, old")
+    with pytest.raises(RuntimeError), replacing(path, own) as temporary:
+        temporary.write_text("own, half")
         raise RuntimeError
-    assert path.read_text() == "old" and names(tmp_path) == ["file"]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    (tmp_path / f"file.tmp.{os.getpid()}").write_text("left by a killed process with this number")
-    with replacing(path) as temporary:
-        temporary.write_text("newer")
-    assert path.read_text() == "newer" and names(tmp_path) == ["file"]
+    assert path.read_text() == "own, old" and names(tmp_path) == ["file"]
+    with replacing(path, own) as temporary:
+        temporary.write_text("own, new")
+        assert path.read_text() == "own, old"
+    assert path.read_text() == "own, new"
+    (tmp_path / f"file.tmp.{os.getpid()}").write_text("own, left by a killed process with this number")
+    with replacing(path, own) as temporary:
+        temporary.write_text("own, newer")
+    assert path.read_text() == "own, newer" and names(tmp_path) == ["file"]
+    with pytest.raises(FileExistsError, match="file that mpifed has not"), replacing(path, own) as temporary:
+        path.write_text("written by the user meanwhile")
+    assert path.read_text() == "written by the user meanwhile" and names(tmp_path) == ["file"]

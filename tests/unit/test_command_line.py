@@ -35,7 +35,7 @@ def test_run_resume_report(job, tmp_path):
     out, words = tmp_path / "run", ["run", job, "rounds=3", "run.checkpoint_every=2"]
     output = output_of(*words)
     assert "AdaFGDA" in output and "error final" in output
-    files = "run.h5 run.lock mpifed-files.txt history.bin checkpoint-00000002.h5 checkpoint-00000003.h5 log"
+    files = "run.h5 run.lock history.bin checkpoint-00000002.h5 checkpoint-00000003.h5 log"
     report = "report.html curves.png table.txt table.csv"
     assert {path.name for path in out.iterdir()} == {*files.split(), *report.split()}
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}

@@ -118,7 +118,7 @@ def test_logs_of_missing_ranks_are_removed_with_their_run(start, tmp_path):
     start("rounds=3")
     assert (folder / "rank-7.txt").exists()
     start("rounds=3", "run.overwrite=true")
-    assert sorted(os.listdir(folder)) == ["mpifed-files.txt", "notes.txt", "rank-0.txt"]
+    assert sorted(os.listdir(folder)) == ["notes.txt", "rank-0.txt"]
 
 
 class Warns:
@@ -178,7 +178,7 @@ def full(*_):
 
 @pytest.mark.parametrize("fails", [
     lambda patch: patch(module, "_File", type("Full", (module._File,), {"flush": full})),
-    lambda patch: patch(module, "_no_link", full),
+    lambda patch: patch(module, "no_link", full),
 ], ids=["write", "open"])  # fmt: skip
 def test_errors_of_a_log_do_not_end_the_run(start, monkeypatch, capsys, fails):
     fails(monkeypatch.setattr)
@@ -209,12 +209,14 @@ def test_a_round_calls_no_logging_at_the_default_level(start, monkeypatch):
 
 
 def test_disk_that_is_full_when_the_folder_is_created(start, tmp_path, monkeypatch, capsys):
-    """The same command works when there is space; also after a version that left an empty, unlisted log."""
+    """The same command works when there is space, also after an empty log was left."""
     with monkeypatch.context() as full:
-        full.setattr(module, "register", no_space)
+        full.setattr(
+            module.Path, "mkdir", lambda path, **_: no_space() if path.name == "log" else os.mkdir(path)
+        )
         start()
-    assert "cannot write the logs in" in capsys.readouterr().err
-    assert not list((tmp_path / "run" / "log").glob("*"))
+    assert "cannot write the logs in" in capsys.readouterr().err and not (tmp_path / "run" / "log").exists()
+    (tmp_path / "run" / "log").mkdir()
     (tmp_path / "run" / "log" / "rank-0.txt").touch()
     start("run.overwrite=true")
     assert (tmp_path / "run" / "log" / "rank-0.txt").read_text().startswith("mpifed log of rank 0 of 1, ")

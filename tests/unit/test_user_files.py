@@ -12,14 +12,13 @@ from runfiles import write
 from mpifed import resume, run
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
-from mpifed.parallel.comm import CollectiveError
 from mpifed.storage.files import (
+    ASSUMPTION_FILES,
+    CHECKPOINT_MAGIC,
     HISTORY_MAGIC,
-    MARKER,
     REPORT_FILES,
     is_paper,
-    register,
-    remove_leftovers,
+    refuse_foreign,
     replacing,
 )
 from mpifed.storage.folder import Folder
@@ -52,15 +51,16 @@ def contents(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+RUN_NAMES = ("run.lock", "run.h5", "history.bin", "checkpoint-00000001.h5", "checkpoint-123456789.h5")
 FOREIGN = (
     "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-1.h5", "checkpoint-٠٠٠٠٠٠٠١.h5",
     "run.h5.tmp.backup", "run.h5.tmp.", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
-    "curves.png.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n", "xrun.h5.tmp.1",
-    "history-notes.bin", "history.bin.tmp.old",
+    "curves.png.tmp.5", "run.h5.tmp.12", "run.lock.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n",
+    "xrun.h5.tmp.1", "history-notes.bin", "history.bin.tmp.old",
 )  # fmt: skip
 
 
-def test_unregistered_files_remain(job, out):
+def test_files_of_the_user_remain(job, out):
     """In a run that replaces another run and removes old checkpoints."""
     for name in FOREIGN:
         (out / name).write_text(f"the user's {name}")
@@ -71,26 +71,15 @@ def test_unregistered_files_remain(job, out):
     (out / "run.h5.tmp.77").mkdir()
     (out / "target").write_text("the target of a link")
     (out / "run.h5.tmp.78").symlink_to("target")
-    (out / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:5])  # left by a killed run
+    (out / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:10])  # left by a killed run
     run(job, overrides=["run.overwrite=true"])
     after = contents(out)
     assert all(after.get(name) == before[name] for name in before)
     assert (out / "run.h5.tmp.77").exists() and (out / "a.tmp.1" / "inside").exists()
     assert (out / "run.h5.tmp.78").is_symlink()
     assert sorted(set(after) - set(before) - {"target", "run.h5.tmp.78"}) == [
-        "checkpoint-00000003.h5", "history.bin", MARKER, "run.h5", "run.lock",
+        "checkpoint-00000003.h5", "history.bin", "run.h5", "run.lock",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [
-    "checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5",
-])  # fmt: skip
-def test_name_used_by_the_user(job, out, name):
-    (out / name).write_text("mine")
-    for change in ("run.overwrite=true", "rounds=4"):
-        with pytest.raises(CollectiveError, match=f"{name} is a file that mpifed has not written"):
-            run(job, overrides=[change])
-    assert contents(out) == {name: b"mine"}
 
 
 TYPES = {
@@ -106,21 +95,36 @@ TYPES = {
 }
 
 
-def description(kind: str) -> str:
-    link = "a symbolic link" if "link" in kind else "a file that mpifed has not written"
-    return "a folder" if kind == "folder" else link
-
-
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", ["run.lock", "run.h5", *REPORT_FILES])
-def test_foreign_files_are_reported_before_the_run(job, out, name, kind):
-    (out / "target").write_text("the target of a link")
+def test_what_is_foreign(out, kind):
+    (out / "target").write_text("mpifed report")
     (out / "empty").touch()
-    TYPES[kind](out / name)
-    before, listed = contents(out) if kind != "pipe" else {}, os.listdir(out)
-    error = error_of("run", job, "run.overwrite=true")
-    assert f"{out / name} is {description(kind)}" in error and "move it away" in error
-    assert os.listdir(out) == listed and (not before or contents(out) == before)
+    described = "a symbolic link" if "link" in kind else "a file that mpifed has not written"
+    described = "a folder" if kind == "folder" else described
+    for name in (*RUN_NAMES, *REPORT_FILES, *ASSUMPTION_FILES):
+        TYPES[kind](out / name)
+        with pytest.raises(ConfigError, match=f"{name} is {described} and would be replaced: move it away"):
+            refuse_foreign([out / name])
+
+
+def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypatch):
+    """A requeued job starts while its predecessor removes old checkpoints."""
+    (out / "checkpoint-00000001.h5").write_bytes(CHECKPOINT_MAGIC)
+
+    def removed(path, flags):
+        os.unlink(path)
+        return os.open(path, flags)
+
+    monkeypatch.setattr("mpifed.storage.files.no_link", removed)
+    refuse_foreign([out / "checkpoint-00000001.h5"])
+
+
+@pytest.mark.parametrize("name", [*RUN_NAMES, *REPORT_FILES])
+def test_foreign_files_are_reported_before_the_run(job, out, name):
+    (out / name).write_text("name,value\nmine,1\n")
+    for change in ("run.overwrite=true", "rounds=4"):
+        assert f"{out / name} is a file that mpifed has not written" in error_of("run", job, change)
+    assert contents(out) == {name: b"name,value\nmine,1\n"}
 
 
 def test_sweep_does_not_wait_for_a_pipe(job, out):
@@ -131,17 +135,11 @@ def test_sweep_does_not_wait_for_a_pipe(job, out):
     assert "is a file that mpifed has not written and would be" in error_of("sweep", job)
 
 
-def test_report_replaces_only_its_own_files(tmp_path):
+def test_report_replaces_its_own_files(tmp_path):
     runs = write(tmp_path / "a", auc=[0.5] * 5), write(tmp_path / "b", auc=[0.4] * 5)
     for _ in range(2):
         output_of("report", *runs, "--out", tmp_path / "report")
-    assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES, MARKER}
-    for name in REPORT_FILES:
-        out = tmp_path / f"out of {name}"
-        out.mkdir()
-        (out / name).write_text("name,value\nmine,1\n")
-        assert f"{out / name} is a file that mpifed has not" in error_of("report", *runs, "--out", out)
-        assert contents(out) == {name: b"name,value\nmine,1\n"}
+    assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES}
 
 
 def test_report_that_cannot_be_written(job, out, monkeypatch):
@@ -196,18 +194,11 @@ def working_folder(tmp_path, monkeypatch):
 DRAW = ("info", "job.toml", "--out")
 
 
-@pytest.mark.parametrize("kind", ["text", "other PNG", "link", "link to nothing", "pipe"])
-def test_figure_does_not_replace_files_of_the_user(working_folder, kind):
-    (working_folder / "target").write_text("the target of a link")
-    TYPES[kind](working_folder / FIGURE)
-    before = os.lstat(working_folder / FIGURE)
-    error = error_of(*DRAW, FIGURE)
-    assert f"{FIGURE} is {description(kind)} and would be replaced: move it away" in error
-    after = os.lstat(working_folder / FIGURE)
-    unchanged = ("st_ino", "st_size", "st_mtime_ns")
-    assert all(getattr(before, name) == getattr(after, name) for name in unchanged)
-    assert (working_folder / "target").read_text() == "the target of a link"
-    assert {*os.listdir()} == {"job.toml", "target", FIGURE}
+def test_figure_does_not_replace_files_of_the_user(working_folder):
+    TYPES["other PNG"](working_folder / FIGURE)
+    before = contents(working_folder)
+    assert f"{FIGURE} is a file that mpifed has not written and would be replaced" in error_of(*DRAW, FIGURE)
+    assert contents(working_folder) == before
 
 
 def test_figure_replaces_figures_and_empty_files(working_folder):
@@ -244,37 +235,29 @@ def ended() -> int:
 
 
 def test_temporary_files_of_killed_commands_are_removed(tmp_path, ended):
-    """Those of a registered name, and of another name if they begin like such a file or are empty; not those
-    of a process that is running, of another name, or of the user."""
-    register(tmp_path, ["report.html", "run.h5"])
+    """Those that begin like the file that is written, or are empty; not those of a process that is running,
+    of another name, or of the user."""
     removed = {
-        f"report.html.tmp.{ended}": b"<html>", f"figure.pdf.tmp.{ended}": b"% mpifed report",
-        f"table.tex.tmp.{ended}": b"", f"{MARKER}.tmp.{ended}": (tmp_path / MARKER).read_bytes(),
+        f"table.txt.tmp.{ended}": b"mpifed report", f"figure.pdf.tmp.{ended}": b"% mpifed report",
+        f"table.tex.tmp.{ended}": b"",
     }  # fmt: skip
     kept = {
-        f"report.html.tmp.{os.getppid()}": b"<html>", f"run.h5.tmp.{ended}": b"written by a run elsewhere",
+        f"table.txt.tmp.{os.getppid()}": b"mpifed report", f"run.h5.tmp.{ended}": b"mpifed run file 2",
         f"other.pdf.tmp.{ended}": b"% mpifed report", f"table.tex.tmp.{ended}0": b"the user's",
     }  # fmt: skip
     for name, content in (removed | kept).items():
         (tmp_path / name).write_bytes(content)
-    remove_leftovers(tmp_path, REPORT_FILES)
-    for name in ("figure.pdf", "table.tex"):
-        with replacing(tmp_path / name, is_paper) as path:
+    for name, signature in (("figure.pdf", is_paper), ("table.tex", is_paper), ("table.txt", None)):
+        with replacing(tmp_path / name, signature) as path:
             path.touch()
     assert {path.name for path in tmp_path.glob("*.tmp.*")} == {*kept}
 
 
-def test_temporary_marker_file_of_a_killed_run_is_removed(job, out, ended):
-    (out / f"{MARKER}.tmp.{ended}").write_text("mpifed replaces and removes the files listed here:\n")
+@pytest.mark.parametrize("lock", [b"", bytes(50), b"process 7 on host, since 2026-01-01 00:00:00\n"])
+def test_killed_run_is_continued(job, out, lock):
     run(job)
-    assert not list(out.glob("*.tmp.*"))
-
-
-@pytest.mark.parametrize("lock", ["", "process 7 on host, since 2026-01-01 00:00:00\n"])
-def test_copy_without_the_marker_file_is_continued(job, out, lock):
-    run(job)
-    (out / MARKER).unlink()
-    (out / "run.lock").write_text(lock)
-    (out / "checkpoint-00000009.h5.tmp.12").write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n")
+    (out / "run.lock").write_bytes(lock)
+    (out / "history.bin").write_bytes(bytes(1000))  # as a crash of the machine leaves files
+    (out / "checkpoint-00000009.h5.tmp.12").write_bytes(CHECKPOINT_MAGIC + bytes(500) + b"\x89HDF\r\n\x1a\n")
     (out / "history.bin.tmp.12").touch()
     assert resume(out, ["rounds=4"]).round == 4 and not list(out.glob("*.tmp.*"))

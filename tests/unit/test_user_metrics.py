@@ -224,7 +224,7 @@ def test_metrics_of_clients_and_confusion_matrix(tmp_path):
         assert json.loads(file["confusion"].attrs["classes"]) == [str(k) for k in range(10)]
         assert file["clients/accuracy"][:].tolist() == result.clients["accuracy"].tolist()
         file["confusion"].attrs["classes"] = json.dumps(["a"])
-    with pytest.raises(ValueError, match=r"expected 1 rows and columns in 'confusion', found \(10, 10\)"):
+    with pytest.raises(ValueError, match=r"expected 1 columns in 'confusion', found \(10, 10\)"):
         mpifed.load(tmp_path / "run")
 
 
