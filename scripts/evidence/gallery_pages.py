@@ -12,7 +12,7 @@ from mpifed.base.settings import flatten
 from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
-MARK = "<!-- written by scripts/gallery.py -->"
+MARK = "<!-- written by scripts/evidence/gallery.py -->"
 #: The front matter of a page has an entry "fewest COST" with the best method for each cost, which the index
 #: reads.
 FIRST = "fewest"
@@ -41,7 +41,7 @@ has them. The pages show runs of the best settings with new seeds. The problems 
 minutes each on one core), so the rankings are valid for this size only. The following command creates a page:
 
 ```
-python scripts/gallery.py Saddle
+python scripts/evidence/gallery.py Saddle
 ```
 
 On each page, the target is a level of the metric that at least half of the methods reach with every seed. The
