@@ -1,4 +1,4 @@
-"""Hook of mkdocs.yml that writes the page of all settings and converts the notebooks in docs/notebooks to pages.
+"""Hook of mkdocs.yml that adds the page of all settings and the notebooks in docs/notebooks as pages.
 
 Notebooks are not executed; the pages show the stored outputs.
 """
