@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from claims.entries import Book, read
-from claims.figures import draw_cell, draw_trend
+from claims.figures import draw_cell, draw_trend, save
 from claims.page import panels_of
 from claims.panels import restricted
 from mpifed.cli.output import quiet_broken_pipe
@@ -81,8 +81,7 @@ def draw(one: Headline, book: Book, path: Path) -> None:
     cell.set_ylabel(one.label, fontsize=9)
     cell.xaxis.label.set_size(9)
     cell.legend(fontsize=7.5, edgecolor="none", framealpha=0.7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
 def _only_task(one: Headline, tasks: Mapping[tuple, Sequence[Setting]]) -> Sequence[Setting]:

@@ -41,7 +41,7 @@ from claims import page
 from claims.entries import Book, read
 from claims.execution import commands, execute, launch
 from claims.figures import draw
-from claims.panels import Panel, read_panel
+from claims.panels import Panel, output_folder, read_panel
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.cli.output import quiet_broken_pipe
@@ -194,7 +194,7 @@ def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
     runs = [run.folder for panel in panels for setting in panel.settings for run in setting.runs]
     if not runs:
         raise ConfigError(f"{name} has no finished runs: run it first, without --draw")
-    folder = Path(read_table(file)["run"]["out"])
+    folder = output_folder(read_table(file))
     draw(one, panels, folder / "figure.png")
     report(runs, folder, Rule(one.metric))
     return folder / "figure.png"
