@@ -31,7 +31,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.theory import prescribe
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "scripts/reproduce.py"
+SCRIPT = ROOT / "scripts/evidence/reproduce.py"
 
 
 def claim(**changes) -> Claim:
@@ -612,7 +612,8 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
     for more in (["true"], ["--draw"]):
         assert verdicts(tmp_path, "jobs/claims.toml", *more) == expected
     page = (tmp_path / "docs/experiments.md").read_text()
-    assert "LESGD" in page and "`python scripts/reproduce.py --claims jobs/claims.toml later`" in page
+    command = "`python scripts/evidence/reproduce.py --claims jobs/claims.toml later`"
+    assert "LESGD" in page and command in page
     assert (tmp_path / "docs/papers/rotation.png").read_bytes()[:4] == b"\x89PNG"
     assert "| search noise |" in page and "| second search |" in page
     assert verdicts(tmp_path, "jobs/claims.toml", "true", "later", "--processes", "2")["open"] == "reproduced"

@@ -26,7 +26,7 @@ from mpifed.config.tables import read_table
 from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "scripts/reproduce.py"
+SCRIPT = ROOT / "scripts/evidence/reproduce.py"
 JOBS = ROOT / "jobs"
 BOOKS = {name: read(JOBS / name / "claims.toml") for name in ("papers", "theory")}
 CLAIMS = {one.name: one for book in BOOKS.values() for one in book.claims}

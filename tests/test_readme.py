@@ -15,6 +15,8 @@ from launch import environment, mpirun_path
 ROOT = Path(__file__).parents[1]
 #: The README comes first, since the pages use its files.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Pages whose links the build of the site does not check.
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "scripts/evidence/README.md")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 #: Page → its blocks, pairs of a language and a text.
 BLOCKS = {page.name: BLOCK.findall(page.read_text(encoding="utf-8")) for page in PAGES}
@@ -33,7 +35,7 @@ COMMANDS = [
 ]
 LINKS = [
     (page, link)
-    for page in PAGES
+    for page in OUTSIDE
     for link in re.findall(
         r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     )
@@ -97,15 +99,6 @@ def test_the_front_page_is_short():
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_every_page_is_in_the_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").iterdir()}
-    gallery = {f"gallery/{path.name}" for path in (ROOT / "docs" / "gallery").glob("*.md")}
-    assert (
-        set(re.findall(r"(\S+\.md)", navigation)) == {page.name for page in PAGES[1:]} | notebooks | gallery
-    )
-
-
 def test_the_artifact_appendix_lists_every_experiment():
     names = re.findall(r"^\[experiment\.(\w+)\]", (ROOT / "jobs/papers/claims.toml").read_text(), re.M)
     appendix = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
@@ -145,7 +138,7 @@ def test_every_job_file_is_valid():
 
 
 def test_scripts_and_files_of_the_pages_exist():
-    for page in PAGES:
+    for page in {*PAGES, *OUTSIDE}:
         text = page.read_text(encoding="utf-8")
         for path in re.findall(r"(?:scripts|jobs|tests|mpifed)/[\w/.-]*\w", text):
             assert (ROOT / path).exists(), (page.name, path)

@@ -249,7 +249,7 @@ def _required(cls) -> list[dataclasses.Field]:
 def print_info(name: str) -> None:
     """Explain an object, a group, a section or a setting of job files, or a user-defined class.
 
-    ``settings`` prints the page docs/settings.md.
+    ``settings`` prints the page of all settings.
 
     Raises:
         ConfigError: there is no such name.
@@ -457,11 +457,9 @@ def _field_type(declared) -> str:
 
 
 def settings_page() -> str:
-    """Return the page docs/settings.md: every setting with its values, default and effect."""
+    """Return a page in Markdown: every setting with its values, default and effect."""
     lines = [
         "# Settings",
-        "",
-        "<!-- Written by `mpifed info settings`; a test compares this page with the classes. -->",
         "",
         "Every setting of a job file. On the command line a setting is `section.key=value`, e.g.",
         "`run.out=runs/a`. *Required* settings have no default; *unset* is the same as left out.",

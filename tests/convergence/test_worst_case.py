@@ -1,4 +1,4 @@
-"""scripts/worst_case.py, which searches for the worst case of Wang & Kale's bounds.
+"""scripts/evidence/worst_case.py, which searches for the worst case of Wang & Kale's bounds.
 
 Its steps are those of the package, and the worst cases that it finds are below the bounds.
 """
@@ -16,7 +16,7 @@ from test_variational_theory import Affine
 from mpifed.algorithms import LESGD, LIPPAX, LSGD
 from mpifed.theory import prescribe
 
-SEARCH = runpy.run_path(str(Path(__file__).parents[2] / "scripts/worst_case.py"))
+SEARCH = runpy.run_path(str(Path(__file__).parents[2] / "scripts/evidence/worst_case.py"))
 METHODS = {"wang-kale-1": LESGD, "wang-kale-2": LESGD, "wang-kale-3": LIPPAX, "wang-kale-6": LSGD}
 
 

@@ -5,7 +5,8 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import SimpleNamespace
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "mutate"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "mutate"
 mutate = module_from_spec(spec_from_loader("mutate", SourceFileLoader("mutate", str(SCRIPT))))
 mutate.__spec__.loader.exec_module(mutate)
 
@@ -36,3 +37,8 @@ def test_the_quickest_tests_that_reach_the_line_within_the_budget():
     assert mutate.select(contexts, {2}, seconds) == ["d"], "one at least"
     assert mutate.select(contexts, {9}, seconds) == [mutate.DECLARATIONS, "c", "b"], "runs at import"
     assert mutate.select({1: [""]}, {1}, seconds) == [mutate.DECLARATIONS]
+
+
+def test_the_test_of_the_declarations_exists():
+    path, _, name = mutate.DECLARATIONS.partition("::")
+    assert f"def {name}(" in (ROOT / path).read_text()

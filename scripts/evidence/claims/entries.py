@@ -194,7 +194,8 @@ def read(path: str | Path) -> Book:
         raise ConfigError(f"two claims are called {twice!r}: expected different names")
     experiments = {name: _experiment(name, one, folder) for name, one in table.get("experiment", {}).items()}
     for one in claims:
-        experiments.setdefault(one.job, _default_experiment(one, folder))
+        default = {"source": one.paper, "metric": one.metric}
+        experiments.setdefault(one.job, _experiment(one.job, default, folder))
     papers = {key: _paper(key, one) for key, one in table.get("paper", {}).items()}
     page = table.get("page", "experiments")
     if page not in PAGES:
@@ -268,13 +269,9 @@ def _experiment(name: str, table: dict, folder: Path) -> Experiment:
     return one
 
 
-def _default_experiment(claim: Claim, folder: Path) -> Experiment:
-    return Experiment(claim.job, claim.paper, title(folder / f"{claim.job}.toml"), claim.metric)
-
-
 def title(path: Path) -> str:
     """Return the first line of a job file, a comment."""
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip().rstrip(".")
 
 

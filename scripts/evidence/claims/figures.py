@@ -46,8 +46,7 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
     for cell in grid.flat:
         if not cell.has_data():
             cell.remove()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
 def draw_trends(claims: Sequence[Claim], panel: Panel, path: Path) -> None:
@@ -63,8 +62,7 @@ def draw_trends(claims: Sequence[Claim], panel: Panel, path: Path) -> None:
         draw_trend(cell, claim, panel)
     for cell in grid.flat[len(claims) :]:
         cell.remove()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
 def draw_trend(cell, claim: Claim, panel: Panel) -> None:
@@ -107,3 +105,9 @@ def draw_cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[
     cell.set_ylabel(metric)
     cell.set_xlabel("rounds", fontsize=8)
     cell.legend(fontsize=6, frameon=False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, in a new folder if necessary, without the version of matplotlib."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})

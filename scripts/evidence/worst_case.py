@@ -1,6 +1,6 @@
 """Searches for operators that come close to the bounds of Wang & Kale n.d., with two clients and few steps.
 
-    python scripts/worst_case.py --evaluations 20000 --starts 8
+    python scripts/evidence/worst_case.py --evaluations 20000 --starts 8
 
 For LSGD (Theorem 6), LESGD (Theorems 1 and 2) and LIPPAX (Theorem 3), random search maximises err_D / bound
 over monotone affine operators V(z) = A z + b in dimensions 2 to 4. The choice L = 1, z_0 = 0 and D = 1 is no

@@ -32,12 +32,7 @@ def formula(setting: Setting, claim: Claim) -> float:
     """
     text = claim.trend["formula"]
     if text == BOUND:
-        bound = setting.bound(claim.metric)
-        if bound is None:
-            raise ConfigError(
-                f"claim {claim.name!r}: the job of {setting.name} names no theorem that bounds {claim.metric}"
-            )
-        return bound
+        return bound(setting, claim)
     numbers = {
         key.rpartition(".")[2]: value
         for key, value in setting.settings.items()
@@ -47,6 +42,20 @@ def formula(setting: Setting, claim: Claim) -> float:
         return _value(ast.parse(text, mode="eval").body, numbers)
     except (SyntaxError, TypeError, ZeroDivisionError) as error:
         raise ConfigError(f"claim {claim.name!r}: formula {text!r}: {error}") from None
+
+
+def bound(setting: Setting, claim: Claim) -> float:
+    """Return the bound on the claim's metric of the theorem in the job of a setting.
+
+    Raises:
+        ConfigError: the job has no bound on the metric.
+    """
+    found = setting.bound(claim.metric)
+    if found is None:
+        raise ConfigError(
+            f"claim {claim.name!r}: the job of {setting.name} names no theorem that bounds {claim.metric}"
+        )
+    return found
 
 
 def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:

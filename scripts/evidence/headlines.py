@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the figures of docs/headlines.md from the stored results of the experiments: one plot per figure.
 
-python scripts/headlines.py [FOLDER]     # default docs/headlines
+python scripts/evidence/headlines.py [FOLDER]     # default docs/headlines
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from claims.entries import Book, read
-from claims.figures import draw_cell, draw_trend
+from claims.figures import draw_cell, draw_trend, save
 from claims.page import panels_of
 from claims.panels import restricted
 from mpifed.cli.output import quiet_broken_pipe
 from mpifed.report.comparison import Setting
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def draw(one: Headline, book: Book, path: Path) -> None:
     panel = restricted(panels_of(book, experiment)[0], one.where)
     if not panel.settings:
         raise SystemExit(
-            f"{path.stem}: no results of {one.experiment}: run scripts/reproduce.py --claims first"
+            f"{path.stem}: no results of {one.experiment}: run scripts/evidence/reproduce.py --claims first"
         )
     figure = Figure(figsize=(4.2, 3.2), dpi=100, layout="constrained")
     cell = figure.subplots()
@@ -81,8 +81,7 @@ def draw(one: Headline, book: Book, path: Path) -> None:
     cell.set_ylabel(one.label, fontsize=9)
     cell.xaxis.label.set_size(9)
     cell.legend(fontsize=7.5, edgecolor="none", framealpha=0.7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
 def _only_task(one: Headline, tasks: Mapping[tuple, Sequence[Setting]]) -> Sequence[Setting]:

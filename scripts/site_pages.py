@@ -1,4 +1,4 @@
-"""Hook of mkdocs.yml that converts the notebooks in docs/notebooks to pages.
+"""Hook of mkdocs.yml that adds the page of all settings and the notebooks in docs/notebooks as pages.
 
 Notebooks are not executed; the pages show the stored outputs.
 """
@@ -10,8 +10,11 @@ from pathlib import Path
 import nbformat
 from mkdocs.structure.files import File, Files
 
+from mpifed.cli.catalogue import settings_page
+
 
 def on_files(files: Files, config) -> Files:
+    files.append(File.generated(config, "settings.md", content=settings_page()))
     for file in [one for one in files if one.src_uri.endswith(".ipynb")]:
         text = page(Path(file.abs_src_path))
         files.append(File.generated(config, file.src_uri.replace(".ipynb", ".md"), content=text))

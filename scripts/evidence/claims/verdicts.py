@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from claims.entries import GROWS, Claim
-from claims.formulas import formula
+from claims.formulas import bound, formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
 from claims.panels import Panel, restricted, task_title, value
 from claims.values import COSTS, mean_cost, more_is_better, scaled, scaled_mean, values_by_seed, worst
@@ -320,11 +320,7 @@ def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) 
         return [ours, _filled(values_by_seed(step[rival], claim), least)]
     level = claim.level
     if claim.than_bound is not None:
-        level = step[subject].bound(claim.metric)
-        if level is None:
-            raise ConfigError(
-                f"claim {claim.name!r}: the job of {subject} names no theorem that bounds {claim.metric}"
-            )
+        level = bound(step[subject], claim)
     return [ours] if level is None else [ours, dict.fromkeys(ours, float(level))]
 
 

@@ -6,13 +6,14 @@ import json
 import math
 from pathlib import Path
 
+from claims.entries import title
 from gallery_figure import heights
 from gallery_standings import PAID, Entry, Lead, Standings
 from mpifed.base.settings import flatten
 from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
-MARK = "<!-- written by scripts/gallery.py -->"
+MARK = "<!-- written by scripts/evidence/gallery.py -->"
 #: The front matter of a page has an entry "fewest COST" with the best method for each cost, which the index
 #: reads.
 FIRST = "fewest"
@@ -41,7 +42,7 @@ has them. The pages show runs of the best settings with new seeds. The problems 
 minutes each on one core), so the rankings are valid for this size only. The following command creates a page:
 
 ```
-python scripts/gallery.py Saddle
+python scripts/evidence/gallery.py Saddle
 ```
 
 On each page, the target is a level of the metric that at least half of the methods reach with every seed. The
@@ -109,15 +110,13 @@ def _diverged(found: Standings) -> str:
 def _setting(found: Standings, job: Path) -> str:
     """Describe the problem and the search."""
     table, tune = found.tuning.table, found.tuning.tune
-    with job.open(encoding="utf-8") as file:
-        title = file.readline().removeprefix("#").strip()
     own = {key: value for key, value in table["problem"].items() if key != "name"}
     rest = {key: value for key, value in table.items() if key not in ("run", "problem")}
     words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (flatten(own) | flatten(rest)).items())
     return (
-        f"{title} `{words}`. The search for each method uses as many oracle calls as {tune.runs} complete "
-        f"runs of the costliest method. The results are for {tune.fresh or tune.seeds} new seeds. Job file: "
-        f"`jobs/gallery/{job.name}`."
+        f"{title(job)}. `{words}`. The search for each method uses as many oracle calls as {tune.runs} "
+        f"complete runs of the costliest method. The results are for {tune.fresh or tune.seeds} new seeds. "
+        f"Job file: `jobs/gallery/{job.name}`."
     )
 
 

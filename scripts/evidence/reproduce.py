@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the papers' experiments and tests the papers' claims, with the job files in jobs/papers.
 
-python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
-python scripts/reproduce.py --claims [FILE] [NAME ...] [options]
+python scripts/evidence/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
+python scripts/evidence/reproduce.py --claims [FILE] [NAME ...] [options]
 
 Without NAME, the script lists the experiments. For each NAME (``all`` for all experiments, ``--paper KEY``
 for those of a paper) it searches the settings of each method, runs the best settings and the settings stated
@@ -20,12 +20,12 @@ The job files take some minutes on two cores. ``--full`` uses the job files in t
 submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
 ``--draw`` in place of ``--launch``.
 
-python scripts/reproduce.py wgan_by_regularisation
-python scripts/reproduce.py --paper shen2024
-python scripts/reproduce.py --claims --draw
-python scripts/reproduce.py --claims jobs/theory/claims.toml
-python scripts/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
-python scripts/reproduce.py fair_classes --full --draw
+python scripts/evidence/reproduce.py wgan_by_regularisation
+python scripts/evidence/reproduce.py --paper shen2024
+python scripts/evidence/reproduce.py --claims --draw
+python scripts/evidence/reproduce.py --claims jobs/theory/claims.toml
+python scripts/evidence/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
+python scripts/evidence/reproduce.py fair_classes --full --draw
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from claims import page
 from claims.entries import Book, read
 from claims.execution import commands, execute, launch
 from claims.figures import draw
-from claims.panels import Panel, read_panel
+from claims.panels import Panel, output_folder, read_panel
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.cli.output import quiet_broken_pipe
@@ -49,7 +49,7 @@ from mpifed.config.tables import read_table
 from mpifed.report.comparison import Rule
 from mpifed.report.report import report
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "jobs/papers/claims.toml"
 
 
@@ -194,7 +194,7 @@ def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
     runs = [run.folder for panel in panels for setting in panel.settings for run in setting.runs]
     if not runs:
         raise ConfigError(f"{name} has no finished runs: run it first, without --draw")
-    folder = Path(read_table(file)["run"]["out"])
+    folder = output_folder(read_table(file))
     draw(one, panels, folder / "figure.png")
     report(runs, folder, Rule(one.metric))
     return folder / "figure.png"

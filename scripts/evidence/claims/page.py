@@ -213,6 +213,7 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
         "p": p_value,
         "time": duration,
         "cell": cell,
+        "verdict": verdict_text,
         "slug": slug,
     }
     papers = {
@@ -264,13 +265,10 @@ def interval_text(pair: Pair, claim: Claim) -> str:
 def sides(pair: Pair, claim: Claim) -> str:
     """Format the values of both sides of a pair."""
     first, last = f"{pair.ours:.3g}", f"{pair.theirs:.3g}"
-    if claim.law:
-        rival = f" over {pair.rival}" if pair.rival else ""
-        return f"{pair.subject}{rival}: exponent {first}, formula {last}"
-    if claim.trend:
-        rival = f" over {pair.rival}" if pair.rival else ""
-        return f"{pair.subject}{rival}: {first} to {last}"
-    return f"{pair.subject} {first}, {pair.rival} {last}"
+    if not claim.trend:
+        return f"{pair.subject} {first}, {pair.rival} {last}"
+    names = f"{pair.subject} over {pair.rival}" if pair.rival else pair.subject
+    return f"{names}: exponent {first}, formula {last}" if claim.law else f"{names}: {first} to {last}"
 
 
 def outcome(pairs: Sequence[Pair]) -> str:
@@ -281,6 +279,11 @@ def outcome(pairs: Sequence[Pair]) -> str:
     if len(found) == 1:
         return next(iter(found)) + (" against all" if len(pairs) > 1 else "")
     return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
+
+
+def verdict_text(found: Verdict) -> str:
+    """Format a verdict with its detail."""
+    return f"**{found.word}**" + (f" ({found.detail})" if found.detail else "")
 
 
 def p_value(p: float) -> str:

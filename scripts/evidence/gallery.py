@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Creates the gallery: for each problem, a page that compares all methods that can solve it.
 
-python scripts/gallery.py [PROBLEM ...] [options]
+python scripts/evidence/gallery.py [PROBLEM ...] [options]
 
 For each PROBLEM, a job file in jobs/gallery (default: all), `mpifed tune` searches the best settings of every
 method with the same budget, and `mpifed sweep` runs them with new seeds. Then docs/gallery/PROBLEM.md and its
 figures are written, and docs/gallery/index.md is updated. Complete runs are skipped, so the same command
 continues after an interruption.
 
-python scripts/gallery.py Saddle
-python scripts/gallery.py --draw
+python scripts/evidence/gallery.py Saddle
+python scripts/evidence/gallery.py --draw
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tuning import tuning
 from mpifed.tuning.results import BEST
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_job(job: Path) -> int:
