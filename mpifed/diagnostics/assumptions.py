@@ -83,7 +83,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     """
     config = resolve_reduction(config.model_copy(update={"measures": None}), comm)
     rows: list[Row] = []
-    exact = config.run.reduction == "exact"
+    exact = config.run.is_reproducible
     with deterministic(exact):
         torch.set_num_threads(threads(config.run.threads, exact, comm.local_size))
         simulation = Simulation.from_settings(config, comm)

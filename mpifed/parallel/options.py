@@ -39,6 +39,11 @@ class ParallelOptions(Section):
         "numbers of samples per rank",
     )
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the reduction gives the same bits for every number and placement of ranks."""
+        return self.reduction == "exact"
+
     @model_validator(mode="after")
     def _one_device(self):
         if self.gpus and self.device == "cpu":

@@ -132,7 +132,7 @@ class CheckpointManager:
     def _expect_same_machine(self, header: dict) -> None:
         """With ``exact``, refuse another type of device, and warn of another machine or other versions."""
         before, device = header.get("device"), self.simulation.device
-        if self.run.reduction != "exact" or before is None:
+        if not self.run.is_reproducible or before is None:
             return
         if before != device.type:
             raise CollectiveError(

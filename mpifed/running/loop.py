@@ -65,7 +65,7 @@ def execute(
             return _complete(found, config, comm, folder)
         log.open()
         run = _Run(config, comm, folder)
-        with run.watchdog, run.signals, deterministic(config.run.reduction == "exact"):
+        with run.watchdog, run.signals, deterministic(config.run.is_reproducible):
             # 2. Set up; start, or restore the checkpoint.
             run.set_up(found, callbacks)
             simulation, rule = run.simulation, run.rule
@@ -129,8 +129,7 @@ class _Run:
         """
         run, comm, began = self.config.run, self.comm, time.perf_counter()
         observers = [_PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
-        exact = run.reduction == "exact"
-        torch.set_num_threads(threads(run.threads, exact, comm.local_size))
+        torch.set_num_threads(threads(run.threads, run.is_reproducible, comm.local_size))
         keep_freed_memory()
         group = saved.header.get("group") if saved else None
         self.simulation = simulation = Simulation.from_settings(self.config, comm, observers, group)
@@ -139,7 +138,7 @@ class _Run:
             board = [TensorBoard(run.out)] if comm.rank == 0 and run.tensorboard else []
         self.callbacks = Callbacks([*board, *callbacks], simulation, self.recorder, comm, self.folder.path)
         self.interval = evaluation_interval(self.config, simulation.scored_rows)
-        if exact:
+        if run.is_reproducible:
             warn_if_machines_differ(comm, simulation.device)
         if found := prescription_of(self.config.theory):
             announce(comm, summary(*found))

@@ -26,7 +26,7 @@ from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
 __all__ = [
-    "Stored", "check_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
+    "StoredSettings", "check_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
     "has_ended", "has_same_data", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
@@ -55,14 +55,14 @@ def find_saved(comm: SerialComm, find: Callable[[], Snapshot | Result | None]) -
     return saved if comm.rank == 0 or header is None else Snapshot(header)
 
 
-class Stored(NamedTuple):
+class StoredSettings(NamedTuple):
     """Stored settings of a run, and the version of the package that wrote them."""
 
     settings: dict
     writer_version: str
 
 
-def find_settings(comm: SerialComm, folder: Folder) -> Stored:
+def find_settings(comm: SerialComm, folder: Folder) -> StoredSettings:
     """Return the stored settings of the run in a folder, which rank 0 reads. Collective.
 
     If the run has ended, they are read from its results file, otherwise from its newest checkpoint. A run
@@ -75,10 +75,10 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
             found = _settings_in(folder)
-    return Stored(*json.loads(broadcast_text(comm, json.dumps(found))))
+    return StoredSettings(*json.loads(broadcast_text(comm, json.dumps(found))))
 
 
-def _settings_in(folder: Folder) -> Stored:
+def _settings_in(folder: Folder) -> StoredSettings:
     if not folder.path.is_dir():
         found = "is not a folder" if folder.path.exists() else "does not exist"
         raise ValueError(
@@ -88,9 +88,9 @@ def _settings_in(folder: Folder) -> Stored:
     ended = run.last_round if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
         header = _newest(folder).header
-        return Stored(header["config"], writer_version(header))
+        return StoredSettings(header["config"], writer_version(header))
     if run and run.end:
-        return Stored(run.config, writer_version({"versions": run.versions}))
+        return StoredSettings(run.config, writer_version({"versions": run.versions}))
     if (folder.path / TRIED).is_file():
         raise ValueError(f"{folder.path} is the folder of a search: `mpifed tune JOB` continues it")
     if runs := sorted(

@@ -28,7 +28,7 @@ from mpifed.running.callbacks import expect_callbacks
 from mpifed.running.loop import execute
 from mpifed.running.result import Result
 from mpifed.running.resume import (
-    Stored,
+    StoredSettings,
     final_results,
     find_settings,
     open_for_resume,
@@ -173,7 +173,7 @@ def _copied(table: dict) -> dict:
     return {key: _copied(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
-def _config_of_stored(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
+def _config_of_stored(stored: StoredSettings, folder: Path, overrides: Sequence[str]) -> Config:
     """Return the configuration that resumes a stored run in ``folder`` with changed settings."""
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
@@ -192,7 +192,7 @@ def _config_of_stored(stored: Stored, folder: Path, overrides: Sequence[str]) ->
         raise
 
 
-def _expect_valid(stored: Stored, folder: Path) -> None:
+def _expect_valid(stored: StoredSettings, folder: Path) -> None:
     """Raise a :class:`ConfigError` if stored settings without changes are invalid in this version."""
     try:
         Config.from_table(stored.settings)

@@ -42,7 +42,7 @@ from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, co
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.settings import SimulationSettings
 
-__all__ = ["Choice", "Group", "choose_group", "expect_evaluated", "reason_for_loop"]
+__all__ = ["GroupChoice", "Group", "choose_group", "expect_evaluated", "reason_for_loop"]
 
 Group = int | Literal["all"]
 
@@ -79,7 +79,7 @@ PARTS = ((0, 2), (0, 3), (0, 5), (0, 7), (1, 3), (3, 8), (5, 8), (6, 8))
 DISTANCES = (0.01, 0.03, 0.1, 0.3)
 
 
-class Choice(NamedTuple):
+class GroupChoice(NamedTuple):
     """The number of clients stepped at a time.
 
     Attributes:
@@ -98,7 +98,7 @@ def choose_group(
     placement: Placement,
     comm: SerialComm,
     resumed: Group | None,
-) -> Choice:
+) -> GroupChoice:
     """Return the number of clients stepped at a time, as set or by the rule above. Collective.
 
     Args:
@@ -121,7 +121,7 @@ def choose_group(
         )
     on_gpu = sampler.device.type == "cuda"
     if group == 1 or (group is None and (unequal or reason_for_loop(config, problem, on_gpu))):
-        return Choice(1)
+        return GroupChoice(1)
     oracle = ORACLES[problem.family](problem, sampler, True, config.run.evaluation._replace(compile="none"))
     point = starting_point(problem, sampler.dtype, sampler.device)
     mappable = resumed not in (None, 1) or (not auto and is_analytic(problem))
@@ -132,29 +132,33 @@ def choose_group(
                 f"run.group = {group!r} vectorises clients, but two exceed the memory of a GPU ({error}): "
                 "set run.group = 1, which loops over clients"
             )
-        return Choice(1, "clients are looped over: two of them exceed the memory of a GPU")
+        return GroupChoice(1, "clients are looped over: two of them exceed the memory of a GPU")
     if error and not auto:
         raise CollectiveError(
             f"run.group = {group!r} vectorises clients, but their functions cannot be mapped over clients, "
             f"{error}: set run.group = 1, which loops over clients"
         )
     if error:
-        return Choice(1, f"clients are looped over, their functions cannot be mapped over clients: {error}")
+        return GroupChoice(
+            1, f"clients are looped over, their functions cannot be mapped over clients: {error}"
+        )
     uses_full_batches = bool(config.algorithm.minibatch_alternative)
     sampler.stacks_full_batches = uses_full_batches and is_analytic(problem) and 0 < least == most
-    if config.run.reduction == "exact" and resumed in (None, 1):
+    if config.run.is_reproducible and resumed in (None, 1):
         largest = problem.clients if group in (None, "all") else int(group)
         if _depends_on_position(sampler, oracle.evaluation, largest, comm):
-            return Choice(1, POSITION)
+            return GroupChoice(1, POSITION)
     sampler.begin_round(0)
     if not auto:
-        return Choice(group)
+        return GroupChoice(group)
     members = max(2, min(max(placement.counts), config.participation.expected_reports(problem.clients)))
     size = max(2, min(members, _limits(problem, on_gpu).parameters // _parameters(problem)))
     while on_gpu and size > 2 and _evaluation_error(oracle, point, size, comm).startswith(OUT_OF_MEMORY):
         size = -(-size // 2)
     sampler.begin_round(0)
-    return Choice(size, f"clients are vectorised, {'all of a rank' if size == members else size} at a time")
+    return GroupChoice(
+        size, f"clients are vectorised, {'all of a rank' if size == members else size} at a time"
+    )
 
 
 def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:

@@ -118,7 +118,7 @@ class ExecutionOptions(ParallelOptions):
 
     @model_validator(mode="after")
     def _exact_needs_a_loop_if_compiled(self):
-        if self.reduction == "exact" and self.compile != "none" and self.group != 1:
+        if self.is_reproducible and self.compile != "none" and self.group != 1:
             raise ValueError(
                 "results of compiled code depend on the number of vectorised clients: expected group = 1 "
                 f"with compile = {self.compile!r} and reduction = 'exact', got group = {self.group!r}"

@@ -112,7 +112,7 @@ class Simulation:
         self.comm, self.round, self.infeasible = comm, 0, ""
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
-        exact = config.run.reduction == "exact"
+        exact = config.run.is_reproducible
         with collective_errors(comm, ValueError, OSError):  # a file may be missing on one rank only
             if exact and self.device.type == "cpu":
                 expect_reproducible_products()

@@ -21,12 +21,12 @@ from mpifed.storage.results import load
 pytestmark = pytest.mark.mpi
 
 
-def choices(comm, of) -> list[client_batching.Choice]:
+def choices(comm, of) -> list[client_batching.GroupChoice]:
     """Return the choices of all ranks on each rank."""
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", batch_size=1)
     choice = Simulation.from_settings(config, comm).rounds.choice
     return [
-        client_batching.Choice(*json.loads(broadcast_text(comm, json.dumps(choice), rank)))
+        client_batching.GroupChoice(*json.loads(broadcast_text(comm, json.dumps(choice), rank)))
         for rank in range(comm.size)
     ]
 

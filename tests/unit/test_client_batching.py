@@ -86,7 +86,7 @@ def test_members_are_split_evenly(count, size, groups):
     assert [k for one in slices for k in range(one.start, one.stop)] == list(range(count))
 
 
-def choice_of(config) -> client_batching.Choice:
+def choice_of(config) -> client_batching.GroupChoice:
     simulation = started(config, 1)
     assert simulation.rounds.executor.capacity == capacity(simulation.rounds.choice.group, 40)
     return simulation.rounds.choice
