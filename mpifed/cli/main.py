@@ -24,7 +24,6 @@ from mpifed import __version__
 from mpifed.base.errors import ConfigError, MissingExtra
 from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.batch_script import idle_ranks
-from mpifed.cli.entry import loading
 from mpifed.cli.errors import (
     RANK_VARIABLES,
     describe,
@@ -133,10 +132,9 @@ def run(file, overrides, data_dir, resume_, with_report):
     code 85; the same command then continues. A second Ctrl-C ends the run at once. Open MPI's mpirun kills
     its ranks right after Ctrl-C, which loses the work since the last checkpoint: send it SIGUSR1 instead.
     """
-    with loading():
-        from mpifed.config.job import Config
-        from mpifed.config.tables import as_text
-        from mpifed.running.run import run as run_job
+    from mpifed.config.job import Config
+    from mpifed.config.tables import as_text
+    from mpifed.running.run import run as run_job
 
     comm = _ranks()
     data_dir_override = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
@@ -156,8 +154,7 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 for a longer run.
     """
-    with loading():
-        from mpifed.running.run import resume as resume_job
+    from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
@@ -180,9 +177,8 @@ def sweep(file, overrides, only_list, part):
     Finished runs are skipped, so the same command continues after an interruption. `mpifed report` on the
     folder selects the best setting of every method.
     """
-    with loading():
-        from mpifed.config.grids import select_part, variant_tables, variants
-        from mpifed.running.run import sweep as sweep_runs
+    from mpifed.config.grids import select_part, variant_tables, variants
+    from mpifed.running.run import sweep as sweep_runs
 
     comm = _ranks()
     with collective_errors(comm, ConfigError):

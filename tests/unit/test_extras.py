@@ -23,7 +23,7 @@ MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
 #: Modules that pydantic and jinja2 install and that are part of their interfaces.
 INDIRECT = {"pydantic_core", "typing_extensions", "markupsafe"}
 #: Removes modules from a process, as if they were not installed.
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys({})); from mpifed.cli.entry import main; main()"
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({})); from mpifed.__main__ import main; main()"
 OPTIONAL = [name for names in EXTRAS.values() for name in names]
 
 
