@@ -3,8 +3,8 @@
 Exit codes: 0 success; 2 the job cannot run as written (settings, data, folders, an error in a method or a
 problem); 3 non-finite values; 71 there is no MPI library, or the launcher does not match it; 75 the watchdog
 found no progress; 85 stopped by a signal, after a checkpoint or before the run began, and the same command
-continues; 130 ended by a second Ctrl-C; 141 the output was closed, as in ``| head``; 1 a rank failed and
-ended all, or ``check`` or ``selftest`` found an error.
+continues; 130 ended by a second Ctrl-C; 1 a rank failed and ended all, the output was closed as in
+``| head``, or ``check`` or ``selftest`` found an error.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from mpifed.cli.options import (
     report_option,
     verbosity,
 )
-from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
+from mpifed.cli.output import echo
 from mpifed.cli.report import report
 from mpifed.cli.selftest import selftest
 from mpifed.cli.status import status
 from mpifed.cli.tune import tune
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.world import abort_all, world
+from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early_signal, hold_signals, release_signals
 from mpifed.storage.files import REPORT_FILES, refuse_foreign
 
@@ -63,22 +63,12 @@ _RUNS = ("run", "resume", "sweep", "tune")
 
 
 class _Commands(click.Group):
-    """Commands that raise :class:`BrokenOutput` before click exits with code 1, which means a failed rank."""
-
-    def make_context(self, *arguments, **settings):
-        with broken_output():
-            return super().make_context(*arguments, **settings)
-
     def resolve_command(self, ctx, args):
         if args[0].endswith(".toml"):
             raise click.UsageError(
                 f"expected a command, got a job file: {shlex.join(['mpifed', 'run', *args])}"
             )
         return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx):
-        with broken_output():
-            return super().invoke(ctx)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -311,18 +301,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.excepthook = print_traceback
-    with quiet_broken_pipe(abort_all):
-        settings = {"traceback": False}
-        try:
-            cli(standalone_mode=False, obj=settings)
+    settings = {"traceback": False}
+    try:
+        cli(standalone_mode=False, obj=settings)
+        _report_success()
+    except SystemExit as error:
+        if not error.code:
             _report_success()
-        except SystemExit as error:
-            if not error.code:
-                _report_success()
+        raise
+    except Exception as error:
+        if not is_user_error(error):
             raise
-        except Exception as error:
-            if not is_user_error(error):
-                raise
-            if settings["traceback"]:
-                print_traceback(*sys.exc_info())
-            report_and_exit(error)
+        if settings["traceback"]:
+            print_traceback(*sys.exc_info())
+        report_and_exit(error)
