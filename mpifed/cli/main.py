@@ -23,7 +23,6 @@ import click
 from mpifed import __version__
 from mpifed.base.errors import ConfigError, MissingExtra
 from mpifed.base.log import print_error, print_traceback
-from mpifed.cli.batch_script import idle_ranks
 from mpifed.cli.errors import (
     RANK_VARIABLES,
     describe,
@@ -34,7 +33,7 @@ from mpifed.cli.errors import (
 )
 from mpifed.cli.export import export
 from mpifed.cli.info import info, list_, schema
-from mpifed.cli.launch import launch
+from mpifed.cli.launch import idle_ranks, launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
 from mpifed.cli.options import (
