@@ -222,7 +222,7 @@ def _validate_setup(ctx, parameter, value):
     type=click.IntRange(1, 10**6),
     metavar="N",
     help="Submit a job array of N elements that share the runs of the job file's [sweep], or the methods and "
-    "tasks of its [tune].  [default: 1]",
+    "tasks of its [tune].  [default: 1, with --array one run per element]",
 )
 @click.option(
     "--preemptible", is_flag=True, help="Requeue the job, which then resumes, when preempted or out of time."
