@@ -32,8 +32,6 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import launch  # noqa: E402
 from processes import ranks, segments, wait_for_the_end, wait_until  # noqa: E402
 
-from mpifed.cli.output import quiet_broken_pipe  # noqa: E402
-
 #: Time limit of a run in seconds, on a busy machine.
 PATIENCE = 300
 SETTINGS = ["run.reduction=exact", "run.checkpoint_every=5", "run.eval_every=20", "run.progress=false"]
@@ -177,5 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

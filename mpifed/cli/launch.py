@@ -1,4 +1,8 @@
-"""``mpifed launch``: writes a Slurm batch script for a job file and submits it."""
+"""``mpifed launch``: writes a Slurm batch script for a job file and submits it.
+
+The script is the template ``job.sbatch``. It sources ``launcher.sh`` from the package, which starts the
+ranks, forwards the warning signal and requeues the job.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +25,14 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import escape_control
 from mpifed.base.paths import expand_home
 from mpifed.base.units import TIME, convert
-from mpifed.cli.batch_script import Batch, parse_time_limit, split_sbatch_line
 from mpifed.cli.options import HomePath, JobCommand, allow_code_option
 from mpifed.cli.output import echo
-from mpifed.storage.slurm_array import HEAD, SCRIPT
+from mpifed.storage.slurm_array import SCRIPT, assignment_lines, is_script
 
 if TYPE_CHECKING:
     from mpifed.config.job import Config
 
-__all__ = ["array_tasks", "launch", "time_limit"]
+__all__ = ["array_settings", "batch_script", "idle_ranks", "launch", "parse_time_limit", "split_sbatch_line"]
 
 #: Options that are passed to sbatch unchanged → their meaning.
 _SBATCH = {
@@ -39,11 +44,19 @@ _SBATCH = {
     "mail-user": "Address for mail",
     "mail-type": "Events that cause mail, e.g. END,FAIL",
 }
+#: Own options that have the same name in sbatch.
+_OWN = ("gpus_per_node", "time", "partition")
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
 MAX_SIZE = 65_000
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
 _JOB_VARIABLES = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _SITE_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
+
+
+class _Template(string.Template):
+    """A text with placeholders such as ``%{name}``: a dollar sign is that of the shell."""
+
+    delimiter = "%"
 
 
 class _ArgumentRecorder(JobCommand):
@@ -58,6 +71,41 @@ class _ArgumentRecorder(JobCommand):
         except click.NoSuchOption as error:
             remedy = f"Other options of sbatch: --extra {error.option_name}=VALUE"
             raise click.UsageError(f"{error.format_message()} {remedy}") from None
+
+
+def split_sbatch_line(line: str) -> tuple[str, ...]:
+    """Split a line into words: options as on sbatch's command line, or a whole ``#SBATCH`` line.
+
+    Raises:
+        ValueError: a word is not an option, or a value with blanks is not quoted.
+    """
+    words = shlex.split(line.removeprefix("#SBATCH"), comments=line.startswith("#SBATCH"))
+    for before, word in zip(["", *words], words):
+        if not word.isprintable():
+            raise ValueError("an #SBATCH line must not contain line breaks or other control characters")
+        if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
+            raise ValueError(f"{word!r} is not an option; quote values with blanks")
+    if not words:
+        raise ValueError("the line is empty")
+    return tuple(words)
+
+
+def parse_time_limit(time: str) -> int | None:
+    """Parse a time limit in Slurm's formats M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+
+    Returns ``None`` for other texts and for numbers of more than six digits: Slurm stores minutes in 32 bits
+    and does not report an overflow.
+    """
+    number = "([0-9]{1,6})"
+    match = re.fullmatch(f"(?:{number}-)?{number}(?::{number})?(?::{number})?", time)
+    if not match:
+        return None
+    days, *parts = (int(part or 0) for part in match.groups())
+    if match[1] or match[4]:
+        hours, minutes, seconds = parts
+    else:
+        hours, minutes, seconds = 0, parts[0], parts[1]
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _full_match(pattern: str, expected: str):
@@ -76,7 +124,7 @@ def _size_option(name: str, help: str):
     return click.option(name, type=click.IntRange(1, MAX_SIZE), default=1, help=help)
 
 
-def time_limit(ctx, parameter, value):
+def _time_limit(ctx, parameter, value):
     """Return a limit in Slurm's formats unchanged, and a time with a unit in whole minutes, rounded up."""
     if value is None or parse_time_limit(value) is not None:
         return value
@@ -152,7 +200,7 @@ def _validate_setup(ctx, parameter, value):
 @click.option(
     "--time",
     metavar="LIMIT",
-    callback=time_limit,
+    callback=_time_limit,
     help="Time limit: minutes, H:M:S, D-H:M:S, or a time with a unit such as 2h.",
 )
 @click.option(
@@ -174,7 +222,7 @@ def _validate_setup(ctx, parameter, value):
     type=click.IntRange(1, 10**6),
     metavar="N",
     help="Submit a job array of N elements that share the runs of the job file's [sweep], or the methods and "
-    "tasks of its [tune].  [default: 1]",
+    "tasks of its [tune].  [default: 1, with --array one run per element]",
 )
 @click.option(
     "--preemptible", is_flag=True, help="Requeue the job, which then resumes, when preempted or out of time."
@@ -211,7 +259,7 @@ def _validate_setup(ctx, parameter, value):
 @click.option("--dry-run", is_flag=True, help="Print the script without writing it.")
 @allow_code_option(lambda settings: settings["dry_run"])
 @click.pass_context
-def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
+def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **options):
     """Write a Slurm batch script that runs the job file JOB, and submit it. KEY=VALUE changes settings.
 
     \b
@@ -226,37 +274,34 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     activate it with --setup. Paths are relative to the folder of submission. KEY=VALUE after the name of the
     script changes settings again.
     """
-    config, out, contents = _plan(job, list(settings), axes, parts)
-    if path:
-        contents.pop("assigned_runs", None)
-    passed = [sizes.pop(name.replace("-", "_")) for name in _SBATCH]
-    sizes["extra"] = (*filter(None, passed), *sizes["extra"])
-    batch = Batch(job, settings, command=ctx.meta["arguments"], **contents, **sizes)
-    if batch.preemptible and config.run.overwrite:
+    config, out, subcommand, settings, parts, runs = _plan(job, list(settings), axes, parts)
+    if options["preemptible"] and config.run.overwrite:
         raise click.UsageError(
             "a preemptible job with run.overwrite=true would restart from the beginning each time: leave "
             "run.overwrite out"
         )
-    for line in batch.warnings(config.problem.clients):
+    for line in _warnings(subcommand, config.problem.clients, options):
         echo(f"mpifed: warning: {line}", err=True)
-    if dry_run:
-        script = batch.script()  # a file or pipe gets the exact bytes
+    assigned = [] if path else runs  # the folders of runs are named relative to the script
+    script = batch_script(subcommand, job, settings, parts, assigned, ctx.meta["arguments"], options)
+    if dry_run:  # a file or pipe gets the exact bytes
         click.echo(escape_control(script) if sys.stdout.isatty() else os.fsencode(script), nl=False)
     else:
-        _write(Path(path or out / SCRIPT), batch.script(), not no_submit)
+        _write(Path(path or out / SCRIPT), script, not no_submit)
 
 
 def _plan(
     job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
-) -> tuple[Config, Path, dict[str, Any]]:
-    """Plan a batch job: a run, one run per combination of the options ``--array``, a sweep or a search.
+) -> tuple[Config, Path, str, list[str], int, list[list[str]]]:
+    """Plan a batch job: a run, a sweep, which the options ``--array`` also describe, or a search.
 
     Returns:
-        The configuration of one run, the output folder, and the fields of :class:`Batch` for the runs.
+        The configuration of one run, the output folder, the subcommand of mpifed, its settings, the number of
+        elements of the job array, and the names of the runs of each element.
     """
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
-    from mpifed.config.tables import parse_value, read_table
+    from mpifed.config.tables import read_table
     from mpifed.config.tuning import tuning
 
     section = next((name for name in ("sweep", "tune") if name in read_table(job)), None)
@@ -267,69 +312,113 @@ def _plan(
         )
     if section == "tune":
         search = tuning(job, settings)
-        return search.config, search.out, {"subcommand": "tune", "parts": parts or 1}
-    if section:
-        runs, parts = variants(job, settings), parts or 1
-        names = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
-        out = Path(runs[0].config.run.out).parent
-        return runs[0].config, out, {"subcommand": "sweep", "parts": parts, "assigned_runs": names}
+        return search.config, search.out, "tune", settings, parts or 1, []
+    if section or axes:
+        settings = [*settings, *array_settings(axes)]
+        runs = variants(job, settings)
+        parts = parts or (len(runs) if axes else 1)
+        names = [[run.name for run in runs[number::parts]] for number in range(parts)]
+        return runs[0].config, Path(runs[0].config.run.out).parent, "sweep", settings, parts, names
     if parts:
         raise click.UsageError(
             f"--parts needs a job file with a [sweep] or a [tune], which {job} does not have: use --array "
             "KEY=V1,V2,..."
         )
     config = Config.load(job, settings)
-    tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
-    for task in tasks:
-        Config.load(job, [*settings, *task])
-    names = tuple((Path(parse_value(task[-1].removeprefix("run.out="))).name,) for task in tasks)
-    return config, Path(config.run.out), {"tasks": tasks, "assigned_runs": names}
+    return config, Path(config.run.out), "run", settings, 1, []
 
 
-def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
-    """Return all combinations of ``key=value,value,...``, each with its own folder below ``out``.
+def array_settings(axes: tuple[str, ...]) -> list[str]:
+    """Return options ``KEY=VALUE,VALUE,...`` as settings of a sweep, ``sweep.KEY=[VALUE, VALUE, ...]``.
 
     Raises:
-        ConfigError: an axis has another form, or two combinations would share a folder.
+        ConfigError: an option has another form, or repeats a key.
     """
-    from mpifed.base.settings import flatten
-    from mpifed.config.grids import expand, first_duplicate, folder_names
-    from mpifed.config.tables import as_text, parse_value
+    from mpifed.config.tables import parse_value, to_toml
 
     choices = {}
     for axis in axes:
-        key, equals, text = axis.partition("=")
-        values = [value.strip() for value in _split_values(text)]
-        if not equals or not key or not all(values):
+        key, _, text = axis.partition("=")
+        values = parse_value(f"[{text}]")
+        if isinstance(values, str):  # names without quotes, which a shell removes
+            words = [] if re.search("""[][{}"']""", text) else text.split(",")
+            values = [parse_value(word.strip()) for word in words]
+        if not key or not values or "" in map(str.strip, text.split(",")):
             raise ConfigError(f"--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
         if key in choices:
             raise ConfigError(f"--array: got {key} twice, expected all values at once, {key}=VALUE,VALUE,...")
         choices[key] = values
-    tasks = expand(choices)
-    names = folder_names([flatten({key: parse_value(text) for key, text in task.items()}) for task in tasks])
-    if first_duplicate(names):
-        raise ConfigError(f"--array: expected distinct values, got {', '.join(axes)}")
-    return [
-        (*(f"{key}={text}" for key, text in task.items()), f"run.out={as_text(str(Path(out) / name))}")
-        for task, name in zip(tasks, names)
-    ]
+    return [f"sweep.{key}={to_toml(values)}" for key, values in choices.items()]
 
 
-def _split_values(text: str) -> list[str]:
-    """Split a text at commas outside quotes and brackets; ``[""]`` if a quote or bracket is not closed."""
-    values, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        else:
-            depth += (character in "[{") - (character in "]}")
-        if character == "," and not quote and not depth:
-            values.append("")
-        else:
-            values[-1] += character
-    return [""] if quote or depth else values
+def idle_ranks(ranks: int, clients: int) -> str:
+    """Return a warning if there are more ranks than clients, otherwise ""."""
+    idle = ranks - clients
+    return f"{ranks} ranks for {clients} clients: {idle} of the ranks will be idle" if idle > 0 else ""
+
+
+def _warnings(subcommand: str, clients: int, options: dict[str, Any]) -> Iterator[str]:
+    """Yield probable mistakes in the options of the command, one line each."""
+    ranks_per_node, gpus = options["ranks_per_node"], int((options["gpus_per_node"] or "0").split(":")[-1])
+    if subcommand != "tune" and (text := idle_ranks(options["nodes"] * ranks_per_node, clients)):
+        yield text  # the ranks of a search have separate runs
+    if gpus > ranks_per_node:
+        yield f"{gpus} GPUs per node for {ranks_per_node} ranks per node: a rank uses one GPU"
+    limit = parse_time_limit(options["time"] or "")
+    if limit and limit <= options["warning"]:
+        yield (
+            f"expected a time limit above the warning time of {options['warning']} s, got {limit} s: "
+            "increase --time or decrease --warning"
+        )
+
+
+def batch_script(
+    subcommand: str,
+    job: str,
+    settings: Sequence[str],
+    parts: int,
+    runs: Sequence[Sequence[str]],
+    arguments: Sequence[str],
+    options: dict[str, Any],
+) -> str:
+    """Return the text of the batch script, in which mpifed executes a subcommand.
+
+    Args:
+        parts: number of elements of the job array.
+        runs: the runs of each element, as names of folders next to the script.
+        arguments: the arguments of ``mpifed launch`` as typed.
+        options: the options of ``mpifed launch``.
+    """
+    own = [f"--{name.replace('_', '-')}={options[name]}" for name in _OWN if options[name]]
+    own += [f"--array=0-{parts - 1}"] if parts > 1 else []
+    own += ["--requeue", "--open-mode=append"] if options["preemptible"] else []
+    passed = [options[name.replace("-", "_")] for name in _SBATCH]
+    directives = [*([option] for option in own), *filter(None, passed), *options["extra"]]
+    lines = ["#SBATCH " + " ".join(map(_sbatch_quote, directive)) for directive in directives]
+    lines += [*assignment_lines(runs), *options["setup"]]
+    lines += ["export MPIFED_REQUEUE=1"] if options["preemptible"] else []
+    # The name may look like an option, or like the colon between two commands of mpirun.
+    words = [subcommand, f"./{job}" if job.startswith(("-", ":")) else job, *settings]
+    part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{parts}"' if parts > 1 else ""
+    return _Template(Path(__file__).with_name(SCRIPT).read_text()).substitute(
+        options,
+        arguments=_printable(shlex.join(arguments)),
+        name=_sbatch_quote(_printable(Path(job).stem)),
+        lines="\n".join(lines),
+        command=shlex.join(words) + part,
+    )
+
+
+def _printable(text: str) -> str:
+    """Replace line breaks and other characters that are not printable by underscores."""
+    return "".join(character if character.isprintable() else "_" for character in text)
+
+
+def _sbatch_quote(word: str) -> str:
+    """Quote a word for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
 def _write(path: Path, text: str, submit: bool) -> None:
@@ -338,7 +427,10 @@ def _write(path: Path, text: str, submit: bool) -> None:
             "there is no sbatch on this machine: write the script with --no-submit or print it with --dry-run"
         )
     try:
-        _expect_replaceable(path)
+        if (path.exists() or path.is_symlink()) and not is_script(path):
+            raise click.UsageError(
+                f"{path} exists and was not written by mpifed launch: choose another --script"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.fsencode(text))
     except (OSError, ValueError) as error:  # a null character is a ValueError
@@ -352,17 +444,6 @@ def _write(path: Path, text: str, submit: bool) -> None:
         echo((done.stdout + done.stderr).strip(), err=done.returncode != 0)
         if done.returncode:
             raise click.UsageError(f"sbatch refused {path}")
-
-
-def _expect_replaceable(path: Path) -> None:
-    """Raise a UsageError if a file exists that this command has not written."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if path.is_file():  # opening anything else might block
-        with open(path, "rb") as file:
-            if file.read(len(HEAD)) == HEAD.encode():
-                return
-    raise click.UsageError(f"{path} exists and was not written by mpifed launch: choose another --script")
 
 
 def _environment() -> dict[str, str]:

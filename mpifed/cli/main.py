@@ -3,8 +3,8 @@
 Exit codes: 0 success; 2 the job cannot run as written (settings, data, folders, an error in a method or a
 problem); 3 non-finite values; 71 there is no MPI library, or the launcher does not match it; 75 the watchdog
 found no progress; 85 stopped by a signal, after a checkpoint or before the run began, and the same command
-continues; 130 ended by a second Ctrl-C; 141 the output was closed, as in ``| head``; 1 a rank failed and
-ended all, or ``check`` or ``selftest`` found an error.
+continues; 130 ended by a second Ctrl-C; 1 a rank failed and ended all, the output was closed as in
+``| head``, or ``check`` or ``selftest`` found an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ import click
 from mpifed import __version__
 from mpifed.base.errors import ConfigError, MissingExtra
 from mpifed.base.log import print_error, print_traceback
-from mpifed.cli.batch_script import idle_ranks
-from mpifed.cli.entry import loading
 from mpifed.cli.errors import (
     RANK_VARIABLES,
     describe,
@@ -35,7 +33,7 @@ from mpifed.cli.errors import (
 )
 from mpifed.cli.export import export
 from mpifed.cli.info import info, list_, schema
-from mpifed.cli.launch import launch
+from mpifed.cli.launch import idle_ranks, launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
 from mpifed.cli.options import (
@@ -47,13 +45,13 @@ from mpifed.cli.options import (
     report_option,
     verbosity,
 )
-from mpifed.cli.output import broken_output, echo, quiet_broken_pipe
+from mpifed.cli.output import echo
 from mpifed.cli.report import report
 from mpifed.cli.selftest import selftest
 from mpifed.cli.status import status
 from mpifed.cli.tune import tune
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.world import abort_all, world
+from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early_signal, hold_signals, release_signals
 from mpifed.storage.files import REPORT_FILES, refuse_foreign
 
@@ -64,22 +62,12 @@ _RUNS = ("run", "resume", "sweep", "tune")
 
 
 class _Commands(click.Group):
-    """Commands that raise :class:`BrokenOutput` before click exits with code 1, which means a failed rank."""
-
-    def make_context(self, *arguments, **settings):
-        with broken_output():
-            return super().make_context(*arguments, **settings)
-
     def resolve_command(self, ctx, args):
         if args[0].endswith(".toml"):
             raise click.UsageError(
                 f"expected a command, got a job file: {shlex.join(['mpifed', 'run', *args])}"
             )
         return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx):
-        with broken_output():
-            return super().invoke(ctx)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -133,10 +121,9 @@ def run(file, overrides, data_dir, resume_, with_report):
     code 85; the same command then continues. A second Ctrl-C ends the run at once. Open MPI's mpirun kills
     its ranks right after Ctrl-C, which loses the work since the last checkpoint: send it SIGUSR1 instead.
     """
-    with loading():
-        from mpifed.config.job import Config
-        from mpifed.config.tables import as_text
-        from mpifed.running.run import run as run_job
+    from mpifed.config.job import Config
+    from mpifed.config.tables import as_text
+    from mpifed.running.run import run as run_job
 
     comm = _ranks()
     data_dir_override = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
@@ -156,8 +143,7 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 for a longer run.
     """
-    with loading():
-        from mpifed.running.run import resume as resume_job
+    from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
@@ -180,9 +166,8 @@ def sweep(file, overrides, only_list, part):
     Finished runs are skipped, so the same command continues after an interruption. `mpifed report` on the
     folder selects the best setting of every method.
     """
-    with loading():
-        from mpifed.config.grids import select_part, variant_tables, variants
-        from mpifed.running.run import sweep as sweep_runs
+    from mpifed.config.grids import select_part, variant_tables, variants
+    from mpifed.running.run import sweep as sweep_runs
 
     comm = _ranks()
     with collective_errors(comm, ConfigError):
@@ -315,18 +300,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.excepthook = print_traceback
-    with quiet_broken_pipe(abort_all):
-        settings = {"traceback": False}
-        try:
-            cli(standalone_mode=False, obj=settings)
+    settings = {"traceback": False}
+    try:
+        cli(standalone_mode=False, obj=settings)
+        _report_success()
+    except SystemExit as error:
+        if not error.code:
             _report_success()
-        except SystemExit as error:
-            if not error.code:
-                _report_success()
+        raise
+    except Exception as error:
+        if not is_user_error(error):
             raise
-        except Exception as error:
-            if not is_user_error(error):
-                raise
-            if settings["traceback"]:
-                print_traceback(*sys.exc_info())
-            report_and_exit(error)
+        if settings["traceback"]:
+            print_traceback(*sys.exc_info())
+        report_and_exit(error)

@@ -1,28 +1,20 @@
-"""Printing of all commands, and a quiet end if the output is closed early, as in ``mpifed list | head``.
+"""Printing of all commands.
 
-A program whose output is closed ends silently, as if SIGPIPE had ended it. SIGPIPE itself stays ignored, as
-usual in Python: it would also end a run whose plugin writes to a closed connection.
+If the output is closed early, as in ``mpifed list | head``, click and rich exit silently with code 1.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 import click
 
 from mpifed.base.log import escape_control, wrap_on_terminal
 
-__all__ = [
-    "EXIT_BROKEN_PIPE", "BrokenOutput", "broken_output", "console", "echo", "print_markdown", "print_table",
-    "quiet_broken_pipe",
-]  # fmt: skip
-
-#: The exit code that a shell reports for a program that SIGPIPE ended.
-EXIT_BROKEN_PIPE = 141
+__all__ = ["console", "echo", "print_markdown", "print_table"]
 
 
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
@@ -69,37 +61,3 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None], pa
     click.echo_via_pager(text) if text.count("\n") >= screen.height else click.echo(
         text, sys.stdout, nl=False
     )
-
-
-class BrokenOutput(Exception):
-    """The reader of the output has closed it."""
-
-
-@contextlib.contextmanager
-def broken_output() -> Iterator[None]:
-    """Raise :class:`BrokenOutput` if the output is closed; click and rich would exit with code 1."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise BrokenOutput from None
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # raised by rich
-            raise BrokenOutput from None
-        raise
-
-
-@contextlib.contextmanager
-def quiet_broken_pipe(before: Callable[[int], None] = lambda code: None) -> Iterator[None]:
-    """Exit with :data:`EXIT_BROKEN_PIPE` if the output is closed, after calling ``before`` with the code."""
-    try:
-        with broken_output():
-            try:
-                yield
-            finally:
-                sys.stdout.flush()
-    except BrokenOutput:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # Python flushes their buffers at exit
-            os.dup2(nowhere, stream.fileno())
-        before(EXIT_BROKEN_PIPE)
-        sys.exit(EXIT_BROKEN_PIPE)

@@ -9,7 +9,6 @@ import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
-from mpifed.cli.entry import loading
 from mpifed.cli.errors import exit_with
 from mpifed.cli.options import JobCommand, allow_code_option, is_quiet, job_argument, part_option, verbosity
 from mpifed.cli.output import echo, print_table
@@ -47,11 +46,10 @@ def tune(file, overrides, only_list, part):
     are run for all rounds with several seeds. They are chosen on validation data, never on test data. Writes
     best.toml and tried.csv to run.out.
     """
-    with loading():
-        from mpifed.config.grids import select_part
-        from mpifed.config.tuning import tuning
-        from mpifed.tuning.tuner import Interrupted, plan
-        from mpifed.tuning.tuner import tune as search
+    from mpifed.config.grids import select_part
+    from mpifed.config.tuning import tuning
+    from mpifed.tuning.tuner import Interrupted, plan
+    from mpifed.tuning.tuner import tune as search
 
     comm = world()
     with collective_errors(comm, ConfigError):

@@ -18,8 +18,6 @@ from pathlib import Path
 import numpy as np
 from launching import write_json
 
-from mpifed.cli.output import quiet_broken_pipe
-
 RECORDED = (0, 10_000, 100_000, 1_000_000)
 CHECKPOINTS = 40
 ROUNDS = 10
@@ -122,5 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

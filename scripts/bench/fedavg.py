@@ -32,7 +32,6 @@ from launching import processor, started, write_json
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tables import parse_value
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
@@ -253,5 +252,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -33,8 +33,6 @@ from pathlib import Path
 from agreement import BFLOAT16, TOLERANCE, expect_equal, minibatches
 from launching import launch, send, started, write_json
 
-from mpifed.cli.output import quiet_broken_pipe
-
 METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
     "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
@@ -360,5 +358,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

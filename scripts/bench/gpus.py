@@ -20,8 +20,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpifed.cli.output import quiet_broken_pipe
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Numbers of ranks that share the first GPU, and of ranks with one GPU each.
 SHARED, SEPARATE = (1, 2, 4), (2, 4, 8)
@@ -140,5 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

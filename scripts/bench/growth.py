@@ -19,8 +19,6 @@ from pathlib import Path
 from agreement import digest, expect_same_bits
 from launching import launch, send, write_json
 
-from mpifed.cli.output import quiet_broken_pipe
-
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
 #: Number of clients, dimension of x and of y, number of local steps.
 BASE = {"clients": 64, "d": 1000, "q": 10}
@@ -129,5 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

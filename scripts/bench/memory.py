@@ -34,7 +34,6 @@ import torch
 from agreement import digest, expect_same_bits
 from launching import launch, processor, send, write_json
 
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.core.problem import Minimisation
 from mpifed.core.records import Blocks
 
@@ -210,5 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

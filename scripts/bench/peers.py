@@ -40,8 +40,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from agreement import expect_same_round
 from launching import launch, processor, send, started, write_json
 
-from mpifed.cli.output import quiet_broken_pipe
-
 LR = 0.01
 
 
@@ -293,5 +291,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

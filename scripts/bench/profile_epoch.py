@@ -13,7 +13,6 @@ import time
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import title
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tables import read_table
@@ -118,5 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -26,7 +26,6 @@ import torch
 from agreement import expect_equal
 from mpi4py import MPI
 
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
@@ -199,5 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -25,8 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from agreement import digest, expect_divided, expect_same_bits
 from launching import launch, processor, send, write_json
 
-from mpifed.cli.output import quiet_broken_pipe
-
 STRONG, WEAK = 64, 16
 
 
@@ -104,5 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -23,7 +23,6 @@ from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
 from mpifed.base.settings import suggest
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tuning import tuning
 from mpifed.tuning.results import BEST
 
@@ -70,5 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        sys.exit(main())
+    sys.exit(main())

@@ -19,7 +19,6 @@ from claims.entries import Book, read
 from claims.figures import draw_cell, draw_trend, save
 from claims.page import panels_of
 from claims.panels import restricted
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.report.comparison import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,5 +104,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        sys.exit(main())
+    sys.exit(main())

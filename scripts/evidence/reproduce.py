@@ -44,7 +44,6 @@ from claims.figures import draw
 from claims.panels import Panel, output_folder, read_panel
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tables import read_table
 from mpifed.report.comparison import Rule
 from mpifed.report.report import report
@@ -201,5 +200,4 @@ def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        sys.exit(main())
+    sys.exit(main())

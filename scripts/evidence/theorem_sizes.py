@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
@@ -159,5 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpifed.cli.output import quiet_broken_pipe
 from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.theory import prescribe
 
@@ -181,5 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with quiet_broken_pipe():
-        main()
+    main()

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from mpifed.cli.entry import main
+from mpifed.__main__ import main
 
 folder, victim = Path(sys.argv[1]), sys.argv[2]
 

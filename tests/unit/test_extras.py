@@ -19,11 +19,11 @@ from mpifed.parallel.world import world
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "jobs" / "saddle.toml"
 #: Distributions with another name than their module.
-MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
+MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "lazy-loader": "lazy_loader"}
 #: Modules that pydantic and jinja2 install and that are part of their interfaces.
 INDIRECT = {"pydantic_core", "typing_extensions", "markupsafe"}
 #: Removes modules from a process, as if they were not installed.
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys({})); from mpifed.cli.entry import main; main()"
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({})); from mpifed.__main__ import main; main()"
 OPTIONAL = [name for names in EXTRAS.values() for name in names]
 
 

@@ -12,11 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpifed.cli.batch_script import Batch, bash_quote, split_sbatch_line
-from mpifed.cli.batch_script import parse_time_limit as seconds_of
-from mpifed.cli.launch import array_tasks
-from mpifed.config.grids import variants
-from mpifed.config.tables import apply_override
+from mpifed.cli.launch import array_settings, batch_script, launch, parse_time_limit, split_sbatch_line
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
@@ -83,38 +79,25 @@ def words_of_sbatch(line: str) -> list[str]:
     return found + ([] if word is None else [word])
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(words, min_size=5, max_size=5), st.lists(words, max_size=3))
-@example(["-n 2.toml", "run.out=a\nb", "x=$(id)`id`", "\n#SBATCH --nodes=9", "'\"\\"], ["\r", "#"])
-def test_the_command_receives_the_exact_arguments(names, more):
-    job, *changes, task, command = names
-    batch = Batch(job, tuple(changes), (("seed=1",), (task,)), command=(command, *more))
-    text = batch.script()
-    arguments = arguments_of_launcher(text, *more, SLURM_ARRAY_TASK_ID="1")
-    place = f"./{job}" if job[0] in "-:" else job
-    assert arguments == ["mpifed", "run", place, *changes, task, *more]
-    head, body = text.split("\ncase ")
-    lines = head.splitlines()
-    assert lines[0] == "#!/bin/bash" and all(line.startswith("#SBATCH ") for line in lines[3:]), head
-    assert all(line.isprintable() for line in text.split("\n"))
-    name, *options = (words_of_sbatch(line) for line in lines[3:])
-    assert len(name) == 1 and name[0].startswith("--job-name=")
-    assert options == [[option] for option in ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1",
-                                               "--array=0-1", "--signal=B:USR1@120")]  # fmt: skip
-
-
 @settings(max_examples=100, deadline=None)
-@given(words.filter(str.isprintable), words.filter(str.isprintable))
-def test_sbatch_receives_the_exact_name_and_options(name, value):
-    name = name.replace("/", "_").strip(".") or "x"
-    batch = Batch(f"jobs/{name}.toml", extra=(split_sbatch_line(f"--comment={shlex.quote(value)}"),))
-    lines = [words_of_sbatch(line) for line in batch.script().splitlines() if line.startswith("#SBATCH")]
-    assert lines[0] == [f"--job-name={name}"] and lines[-1] == [f"--comment={value}"]
-
-
-def test_words_are_quoted_only_if_necessary():
-    assert bash_quote("run.out=runs/a") == "run.out=runs/a" and bash_quote("a b") == "'a b'"
-    assert bash_quote("é\n") == r"$'\303\251\012'"
+@given(st.lists(words, min_size=3, max_size=6), words.filter(str.isprintable))
+@example(["-n 2.toml", "run.out=a\nb", "x=$(id)`id`", "\n#SBATCH --nodes=9", "'\"\\", "\r"], 'a "b" #c\\')
+def test_the_command_and_sbatch_receive_the_exact_arguments(names, comment):
+    job, *changes, last = names
+    options = launch.make_context("launch", ["x", f"--extra=--comment={shlex.quote(comment)}"]).params
+    text = batch_script("run", job, changes, 1, [names], [*names, comment], options)
+    place = f"./{job}" if job[0] in "-:" else job
+    assert arguments_of_launcher(text, last) == ["mpifed", "run", place, *changes, last]
+    shebang, typed, name, *lines = text.partition("\nhere=")[0].split("\n")
+    assert shebang == "#!/bin/bash" and typed.startswith("# mpifed launch ") and typed.isprintable()
+    printable = "".join(one if one.isprintable() else "_" for one in Path(job).stem)
+    assert words_of_sbatch(name) == [f"--job-name={printable}"]
+    assert [words_of_sbatch(line) for line in lines if line.startswith("#SBATCH")] == [
+        [option]
+        for option in ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--signal=B:USR1@120",
+                       f"--comment={comment}")
+    ]  # fmt: skip
+    assert lines[-1].startswith("# runs 0: ") and lines[-1].isascii() and len(lines) == 6
 
 
 @pytest.mark.parametrize("line, read", [
@@ -165,8 +148,8 @@ def test_options():
     extra = ["--extra", "#SBATCH --account=abc", "--extra", "--exclusive"]
     lines = script("rounds=20", *(word for option in options.items() for word in option), *extra)
     expected = (
-        "--job-name=saddle --nodes=2 --ntasks-per-node=3 --cpus-per-task=4 --gpus-per-node=a100:2 "
-        "--time=1-12 --partition=long --signal=B:USR1@300 --mem=64G --mail-user=a@b.org --account=abc "
+        "--job-name=saddle --nodes=2 --ntasks-per-node=3 --cpus-per-task=4 --signal=B:USR1@300 "
+        "--gpus-per-node=a100:2 --time=1-12 --partition=long --mem=64G --mail-user=a@b.org --account=abc "
         "--exclusive"
     )
     assert [line for line in lines if line.startswith("#SBATCH")] == [
@@ -186,13 +169,13 @@ q = 2
 """
 
 
-@pytest.mark.parametrize("verb, name", [("sweep", "a sweep"), ("tune", "a search")])
-def test_parts_of_a_sweep_or_a_search(verb, name, tmp_path):
+@pytest.mark.parametrize("verb", ["sweep", "tune"])
+def test_parts_of_a_sweep_or_a_search(verb, tmp_path):
     job = "jobs/baselines/composition.toml" if verb == "sweep" else tmp_path / "tune.toml"
     if verb == "tune":
         job.write_text(TUNE)
     lines = invoke(job, "run.out=out", "--parts", 4, "--dry-run").stdout.splitlines()
-    assert "#SBATCH --array=0-3" in lines and lines[2].startswith(f"# {name} in 4 part(s);")
+    assert "#SBATCH --array=0-3" in lines
     command = f"mpifed_launch mpifed {verb} {job} run.out=out"
     assert lines[-1] == f'{command} --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
     alone = invoke(job, "run.out=out", "--dry-run").stdout
@@ -208,56 +191,21 @@ def test_parts_of_a_single_run():
     assert "--parts needs a job file with a [sweep]" in refused
 
 
-def test_an_array_is_the_product_of_its_axes():
-    values = 'algorithm={name="FGDA", q=5, gamma=0.1},{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}'
-    tasks = array_tasks(["seed=0,1", values], "runs/a")
-    assert [task[:2] for task in tasks] == [
-        (seed, f"algorithm={algorithm}")
-        for seed in ("seed=0", "seed=1")
-        for algorithm in ('{name="FGDA", q=5, gamma=0.1}', '{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}')
+def test_an_array_has_the_runs_of_a_sweep():
+    """Values in TOML, and names without quotes; a setting of the job file may be a list."""
+    values = 'algorithm={name="FGDA", q=5, gamma=0.1},{name="LocalSGDA", q=5}'
+    assert array_settings(["seed=0, 1", values, "algorithm.matrix=adam,norm", 'record=[],["x"]']) == [
+        "sweep.seed=[0, 1]",
+        'sweep.algorithm=[{ name = "FGDA", q = 5, gamma = 0.1 }, { name = "LocalSGDA", q = 5 }]',
+        'sweep.algorithm.matrix=["adam", "norm"]',
+        'sweep.record=[[], ["x"]]',
     ]
-    names = ["seed=0,FGDA", "seed=0,LocalSGDA", "seed=1,FGDA", "seed=1,LocalSGDA"]
-    assert [task[2].removeprefix("run.out=runs/a/") for task in tasks] == names
-    nested = array_tasks(["x=[[1,2],[3]],{a=[1,2],b={c=1},d=2}"], "a")
-    assert [task[0] for task in nested] == ["x=[[1,2],[3]]", "x={a=[1,2],b={c=1},d=2}"]
-
-
-def test_arrays_and_sweeps_have_the_same_folders(tmp_path):
-    job = tmp_path / "job.toml"
-    job.write_text(
-        (ROOT / "jobs/saddle.toml").read_text() + "\n[sweep]\nseed = [0, 1]\nalgorithm.gamma = [0.1, 1e-2]\n"
-    )
-    tasks = array_tasks(["seed=0,1", "algorithm.gamma=0.1,1e-2"], "runs/saddle")
-    assert [run.config.run.out for run in variants(job)] == [
-        task[-1].removeprefix("run.out=") for task in tasks
-    ]
-
-
-@pytest.mark.parametrize("out", ['"a" # b', "[1]\n#", "1 # é", "runs/a"])
-def test_a_folder_name_that_looks_like_toml_is_preserved(out):
-    (*_, setting), _ = array_tasks(["seed=1,2"], out)
-    table = {}
-    apply_override(table, setting)
-    assert table["run"]["out"] == f"{out}/seed=1"
-
-
-def test_an_element_of_an_array_gets_its_settings():
     lines = script("--array", "seed=3,4", "--array", 'record=[],["x"]')
-    assert "#SBATCH --array=0-3" in lines
-    choice = lines[lines.index('case "${SLURM_ARRAY_TASK_ID-}" in') : lines.index("esac") + 1]
-
-    def chosen(element):
-        return subprocess.run(
-            ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"],
-            env={"SLURM_ARRAY_TASK_ID": element},
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-
-    assert (chosen("4").returncode, chosen("4").stderr) == (2, "mpifed: this array has no element 4\n")
-    settings = ["seed=4", 'record=["x"]', "run.out=runs/saddle/seed=4,record=_x_", "last=1"]
-    assert chosen("3").stdout.splitlines() == settings
+    assert "#SBATCH --array=0-3" in lines and '# runs 2: ["seed=4,record=_"]' in lines
+    command = """mpifed_launch mpifed sweep jobs/saddle.toml 'sweep.seed=[3, 4]' 'sweep.record=[[], ["x"]]'"""
+    assert lines[-1] == f'{command} --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
+    lines = script("--array", "seed=0,1,2", "--parts", "2")
+    assert "#SBATCH --array=0-1" in lines and '# runs 0: ["seed=0", "seed=2"]' in lines
 
 
 # Refused arguments
@@ -300,7 +248,7 @@ NAMES = "expected a name, or several names separated by commas, got "
     (["--array", 'run.title="a,b'], ARRAY),
     (["--array", "record=[[1,2]"], ARRAY),
     (["--array", "seed"], f"{ARRAY}'seed'"),
-    (["--array", "seed=1,1"], "--array: expected distinct values"),
+    (["--array", "seed=1,1"], "[sweep] lists the run 'seed=1"),
     (["--array", "seed=1", "--array", "seed=2"], "--array: got seed twice, expected all values at once"),
 ])  # fmt: skip
 def test_invalid_arguments(arguments, message):
@@ -323,7 +271,7 @@ def test_warnings(arguments, message):
      ("1-0:0:1", 86401), ("x", None), ("", None)],
 )  # fmt: skip
 def test_time_limits_of_slurm(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_time_limit(text) == seconds
 
 
 @pytest.mark.parametrize("time, limit", [("2h", "120"), ("90 s", "2"), ("2:00:00", "2:00:00"), ("30", "30")])

@@ -26,7 +26,7 @@ SCRIPT = """
 import atexit, sys
 sys.argv[0] = "mpifed"
 atexit.register(lambda: print("loaded:", *{name.partition(".")[0] for name in sys.modules}, *sys.modules))
-from mpifed.cli.entry import main
+from mpifed.__main__ import main
 main()
 """
 

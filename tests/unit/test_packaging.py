@@ -45,7 +45,7 @@ def requirements() -> dict[str, str]:
 def test_the_recipe_has_the_dependencies_of_setup_cfg():
     run = dict(line.split(" ", 1) for line in RECIPE["requirements"]["run"])
     assert run.pop("python") == ">=${{ python_min }}"
-    assert run == requirements() and len(run) == 19
+    assert run == requirements() and len(run) == 20
 
 
 def test_the_recipe_describes_this_version():
