@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from verdicts import failures
 
-from mpifed.cli.check import SAME_IN_GROUPS
+from mpifed.cli.check_runs import SAME_IN_GROUPS
 
 HEADER = """
 import numpy as np
@@ -171,7 +171,7 @@ VALID = [
     ((COMPOSITION,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
     ((DIFFERENTIATED,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
     ((COMPOSITION, "def outer(", "def other("), f"not checked  {OUTER}: the problem defines no outer"),
-    ((DRAWN,), "holds        a sample depends only on its address"),
+    ((DRAWN,), "holds        data are rows of the same shapes, and samples depend on their addresses"),
 ]
 
 
@@ -270,7 +270,7 @@ def test_one_wrong_entry_of_one_client(verdicts, entry, message):
 
 def test_errors_in_float32_alone(verdicts):
     lines = failures(verdicts(LOSS, '.to(x["w"])', ""))
-    valid = "declarations, start, data and return values are valid, "
+    valid = "scores do not depend on earlier calls or on the other rows of a call, "
     assert any(f"{valid}float32: " in line and "RuntimeError" in line for line in lines)
     assert not any(f"FAILS        {valid}float64" in line for line in lines)
     assert any("(plugin.py, line " in line for line in lines)
@@ -284,4 +284,4 @@ def test_results_that_depend_on_the_size_of_a_group(verdicts):
 
 def test_a_violated_contract_ends_the_check(verdicts):
     (line,) = failures(verdicts(LOSS, "(errors**2).mean()", "errors**2"))
-    assert "Problem: loss() has the shape [2], expected a scalar" in line
+    assert "float64: loss() has the shape [2], expected a scalar" in line
