@@ -96,8 +96,8 @@ class Report:
         frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
         lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == self.file]
         where = f" ({os.path.basename(self.file)}, line {lines[-1]})" if self.file and lines else ""
-        name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        return f"{name}{error}{hint(error)}{where}"
+        text = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}{hint(error)}"
+        return f"{text}{where}"
 
 
 def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
