@@ -412,11 +412,6 @@ def check_problem(problem: Problem, algorithm: Algorithm | None = None, **execut
             raise ContractError("\n".join(f"{type(problem).__name__}: {error}" for error in errors))
 
 
-def _declarations(case: Case) -> Iterator[str]:
-    yield from _blocks(case.problem)
-    yield from _sets(case.problem, case.algorithm)
-
-
 def _blocks(problem: Problem) -> Iterator[str]:
     blocks = problem.variables()
     if not isinstance(blocks, Blocks) or tuple(blocks) not in problem.layouts:
@@ -760,7 +755,10 @@ def _predictions(case: Case) -> Iterator[str]:
 
 #: The checks of a problem before every run. The later ones rely on the earlier ones.
 START = (
-    Check("variables, sets and held-out rows are declared", _declarations),
+    Check(
+        "variables, sets and held-out rows are declared",
+        lambda case: [*_blocks(case.problem), *_sets(case.problem, case.algorithm)],
+    ),
     Check(
         "the starting point is finite and has the sizes of the blocks",
         lambda case: [*_initial(case)] or [*_mirror(case)],

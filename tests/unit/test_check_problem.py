@@ -257,8 +257,16 @@ INVALID = [
     (LOSS, "Ball(1.0)", "lambda v: v / 2", "projecting a point twice must give the same point"),
     # A run would loop over the clients, but the author of analytic gradients can remove the cause.
     (BILINEAR, "c * y + 0.1 * x", "(1 + 1e-10 * len(c)) * (c * y + 0.1 * x)", "depend on its position"),
+    (
+        LOSS, "tests[rows].to", "tests[rows].sub(1e-6 * self.tests[rows].mean(0)).to",
+        "float64: predict() returns other scores for rows 0 and 1 alone",
+    ),
+    (
+        PLAIN, 'batch[0] @ x["w"]', 'batch[0] @ batch[0] @ x["w"]',
+        "functions of a problem get the rows of one client",
+    ),
     (LOSS, '.to(x["w"])', "", "float32: Problem.predict failed: RuntimeError"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
