@@ -37,8 +37,8 @@ from mpifed.simulation.simulation import Simulation
 from mpifed.storage.files import RUN_FILE
 
 __all__ = [
-    "METHOD_RUNS", "METRICS", "PROBLEM_RUNS", "ROWS", "differ", "problems_for", "rounds_of", "run_case",
-    "runnable",
+    "METHOD_RUNS", "METRICS", "PROBLEM_RUNS", "ROWS", "SAME_IN_GROUPS", "differ", "problems_for", "rounds_of",
+    "run_case", "runnable",
 ]  # fmt: skip
 
 #: Rounds of a run, rows of a minibatch, and clients in a partial cohort.
