@@ -758,10 +758,12 @@ START = (
     Check(
         "variables, sets and held-out rows are declared",
         lambda case: [*_blocks(case.problem), *_sets(case.problem, case.algorithm)],
+        in_float32=False,
     ),
     Check(
         "the starting point is finite and has the sizes of the blocks",
         lambda case: [*_initial(case)] or [*_mirror(case)],
+        in_float32=False,
     ),
     Check("data are rows of the same shapes, and samples depend on their addresses only", _samples),
     Check("sets and convex parts do not change their argument", _maps),

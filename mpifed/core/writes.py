@@ -83,21 +83,12 @@ def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def share_memory(values: Any, others: Any) -> bool:
-    """Return whether a tensor in ``values`` and a tensor in ``others`` may have common elements."""
-    ranges, others = (
-        [_range(one) for one in tensors_of(given) if _has_elements(one)] for given in (values, others)
+    """Return whether a tensor in ``values`` and a tensor in ``others`` are views of the same memory."""
+    storages, of_others = (
+        {one.untyped_storage().data_ptr() for one in tensors_of(given) if _has_elements(one)}
+        for given in (values, others)
     )
-    return any(
-        first < last_of_other and first_of_other < last
-        for first, last in ranges
-        for first_of_other, last_of_other in others
-    )
-
-
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first element of a strided tensor and of the end of the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return not storages.isdisjoint(of_others)
 
 
 def _has_elements(tensor: torch.Tensor) -> bool:
