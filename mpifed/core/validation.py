@@ -1,23 +1,22 @@
-"""Validation of methods and problems before a run: one sentence per error.
+"""The contract of methods and problems, and the part of it that is checked before every run.
 
-The shapes and dtypes that a problem's functions return are validated at the starting point. Losses are called
-for one client; analytic derivatives are called for one and for two clients, with one point per client and
-with one point for all. Functions that write in place to their point are refused, and those that write to
-their batch are called on copies of it. ``mpifed check`` tests whether derivatives are correct. Messages that
-are not filled and writes to read-only records are reported in the first rounds. Errors that Python or torch
-explain are not validated here.
+:func:`check_method` checks declarations. The contract of a problem is a list of checks, each a statement
+and a function that yields one message per violation. Those in :data:`START` take little time;
+``mpifed check`` also carries out those that need derivatives (:mod:`mpifed.core.derivative_checks`) or runs.
+Messages that are not filled and writes to read-only records are reported in the first rounds. Errors that
+Python or torch explain are not checked here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from mpifed.base.errors import ContractError, message_of, short_repr, user_code_errors
 from mpifed.base.settings import suggest, title
@@ -37,11 +36,11 @@ from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, S
 from mpifed.core.sample_words import AddressedBatch, SampleWords, with_dropout_words
 from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
 from mpifed.core.streams import Stream, generator, global_states
-from mpifed.core.writes import Writes, same_values, share_memory
+from mpifed.core.writes import Writes, same_values, share_memory, tensors_of
 
 __all__ = [
-    "Probe", "address", "called", "check_method", "check_problem", "expect_mirror", "expect_nothing",
-    "expect_unchanged", "samples_of",
+    "Case", "Check", "NotChecked", "Probe", "START", "address", "called", "check_method", "check_problem",
+    "expect_nothing", "expect_unchanged", "samples_of",
 ]  # fmt: skip
 
 #: Type of a field → the records that may have such fields.
@@ -185,12 +184,10 @@ def _shared(method: Algorithm) -> Iterator[str]:
             yield f".averages: expected shared.{field} with the shape of {block!r}, but {got}"
 
 
-#: Maximum number of rows of a client's data on which functions are evaluated at the start.
+#: Maximum number of rows of a minibatch on which the problems of the package are called.
 ROWS = 2
 #: Maximum number of held-out rows that are scored, and number of parts of two rows that are scored again.
 SCORED, PARTS = 250, 16
-#: Accepted relative difference of scores, well above rounding in float32.
-ROUNDING = 1e-3
 #: Number of samples that are drawn; differs from the number of clients, so that swapped axes are found.
 COUNT = 3
 #: Address of the sample of a check, for its dropout masks and its augmentation.
@@ -210,6 +207,68 @@ REQUIRED = {
 SINGLE = ("loss", "inner", "outer", "upper", "lower")
 
 
+class NotChecked(Exception):
+    """Raised by a check that does not apply; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem that is checked, and how it is run.
+
+    Attributes:
+        problem: a prepared problem; for checks that run it, one that is not prepared.
+        algorithm: the method to run, which must support the problem's convex part φ and its sets.
+        dtype, device: dtype and device of the run.
+        batch_size: rows per sample; 0 for all rows of a client.
+        weights: weights of the clients, "uniform" or "samples".
+        seed: seed of the run, for the start of a dual method. Other checks use the seed 0.
+        rounding: accepted relative difference of values that differ by rounding; the default is well above
+            that of float32.
+    """
+
+    problem: Any
+    algorithm: Algorithm | None = None
+    dtype: torch.dtype = torch.float64
+    device: Any = "cpu"
+    batch_size: int = 1
+    weights: str = "uniform"
+    seed: int = 0
+    rounding: float = 1e-3
+
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of two clients, the same one twice if there is only one."""
+        return [0, min(1, self.problem.clients - 1)]
+
+    @property
+    def start(self) -> list[torch.Tensor]:
+        """A copy of the starting point, one flat vector ``[d]`` per block."""
+        return [flat.clone() for flat in starting_point(self.problem, self.dtype, self.device)]
+
+    def agree(self, values: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Return whether values agree up to the rounding of kernels that add in other orders."""
+        values, expected = values.double(), expected.double()
+        scale = expected.abs().nan_to_num(0, 0, 0).max().clamp(min=1) if expected.numel() else 1
+        return values.shape == expected.shape and torch.allclose(
+            values / scale, expected / scale, rtol=self.rounding, atol=self.rounding, equal_nan=True
+        )
+
+
+class Check(NamedTuple):
+    """A part of the contract.
+
+    Attributes:
+        statement: what holds for a valid class.
+        errors: a function that yields one message per violation, or raises :class:`NotChecked` or an
+            exception of user code.
+        in_float32: whether it is checked in float32, too.
+    """
+
+    statement: str
+    errors: Callable[[Case], Iterable[str] | None]
+    in_float32: bool = True
+
+
 def samples_of(problem: Problem) -> tuple[str, ...]:
     """Return the values of ``stream.of`` for which a problem draws samples."""
     return tuple(dict.fromkeys(FUNCTIONS[problem.family].values()))
@@ -222,9 +281,20 @@ def address(clients: Sequence[int], count: int, of: str) -> Stream:
     return stream
 
 
-#: Name of a function, a call of it, the shapes of the returned tensors by name, and a description of the
-#: arguments; "" for functions of one client.
-Call = tuple[str, partial, dict[str, list[int]], str]
+class Call(NamedTuple):
+    """A call of a function of a problem.
+
+    Attributes:
+        point: the arguments before the batch, by block; "u" for outer functions.
+        shapes: of the returned tensors, by name.
+        where: a description of the arguments of an analytic function; "" for functions of one client.
+    """
+
+    name: str
+    function: partial
+    point: dict[str, torch.Tensor]
+    shapes: dict[str, list[int]]
+    where: str
 
 
 class Probe:
@@ -291,73 +361,54 @@ class Probe:
         """Return the minibatches of a function, columns ``[C, b, ...]``."""
         return self.batches[FUNCTIONS[self.problem.family][name]]
 
-    def calls(self, count: int = 1, shared: bool = False) -> Iterator[Call]:
+    def calls(self) -> Iterator[Call]:
         """Yield calls of the functions that a problem defines or must define.
 
-        Functions of one client are called with ``count`` = 1 and ``shared`` = ``False`` only.
-
-        Args:
-            count: number of clients for which analytic functions are called.
-            shared: whether points are ``[d]``, shared by the clients, or ``[C, d]``.
+        Functions of one client are called for the first client. Analytic functions are called for one and for
+        two clients, with one point per client ``[C, d]`` and with one for all ``[d]``.
         """
+        # Without data a function cannot know how many clients share a point.
+        layouts = (False, True) if all(self.batches.values()) else (False,)
         sizes, p = [len(flat) for flat in self.point], getattr(self.problem, "inner_size", 0)
-        shapes: dict[str, dict[str, list[int]]] = {
-            "loss": {"": []},
-            "gradients": {f"g{block}": [count, size] for block, size in zip(self.blocks, sizes)},
-            "operator": {"": [count, *sizes]},
-            "inner": {"": [p]},
-            "jacobian": {"u": [count, p], "J": [count, p, *sizes]},
-            "outer": {"": []},
-            "outer_gradient": {"": [count, p]},
-            "upper": {"": []},
-            "lower": {"": []},
-        }
         for name in FUNCTIONS[self.problem.family]:
             is_required = name in REQUIRED and not defines(self.problem, REQUIRED[name])
-            point = [self.u] if name.startswith("outer") else self.point
-            if name in SINGLE and count == 1 and not shared and (defines(self.problem, name) or is_required):
-                yield name, partial(self.single, name, *point), shapes[name], ""
-            elif name not in SINGLE and (defines(self.problem, name) or is_required):
-                if not shared or name == "outer_gradient":
-                    point = [flat.expand(count, -1).clone() for flat in point]
-                where = f" for {count} client{'s' * (count > 1)} at a point of shape "
-                where += ", ".join(str(list(flat.shape)) for flat in point)
-                yield name, partial(self.several, name, *point, count=count), shapes[name], where
+            if not (is_required or defines(self.problem, name)):
+                continue
+            point = {"u": self.u} if name.startswith("outer") else dict(zip(self.blocks, self.point))
+            if name in SINGLE:
+                function = partial(self.single, name, *point.values())
+                yield Call(name, function, point, {"": [p] if name == "inner" else []}, "")
+                continue
+            for count in (1, 2):
+                shapes: dict[str, list[int]] = {
+                    "gradients": {f"g{block}": [count, size] for block, size in zip(self.blocks, sizes)},
+                    "operator": {"": [count, *sizes]},
+                    "jacobian": {"u": [count, p], "J": [count, p, *sizes]},
+                    "outer_gradient": {"": [count, p]},
+                }[name]
+                for shared in layouts if name != "outer_gradient" else (False,):
+                    given = {
+                        block: flat if shared else flat.expand(count, -1).clone()
+                        for block, flat in point.items()
+                    }
+                    where = f" for {count} client{'s' * (count > 1)} at a point of shape "
+                    where += ", ".join(str(list(flat.shape)) for flat in given.values())
+                    function = partial(self.several, name, *given.values(), count=count)
+                    yield Call(name, function, given, shapes, where)
 
 
-def check_problem(
-    problem: Problem,
-    algorithm: Algorithm | None = None,
-    *,
-    dtype: torch.dtype = torch.float64,
-    device="cpu",
-    batch_size: int = 1,
-    weights: str = "uniform",
-) -> None:
+def check_problem(problem: Problem, algorithm: Algorithm | None = None, **execution) -> None:
     """Check a prepared problem, and find the functions that must be called on copies of stored data.
 
     Args:
-        algorithm: the method to run, which must support the problem's convex part φ and its sets.
-        dtype, device: dtype and device of the run.
-        batch_size: rows per sample; 0 for all rows of a client.
-        weights: weights of the clients, "uniform" or "samples".
+        execution: further attributes of a :class:`Case`.
 
     Raises:
         ContractError: one line per error. Exceptions of the problem's functions are not caught.
     """
-    clients = [0, min(1, problem.clients - 1)]
-    stages: tuple[Callable[[], Iterable[str]], ...] = (
-        lambda: [*_blocks(problem), *_sets(problem, algorithm)],
-        lambda: _initial(problem),
-        lambda: _samples(problem, algorithm, clients, batch_size, weights),
-        lambda: _values(problem, clients, dtype, device, batch_size),
-        lambda: _maps(problem, starting_point(problem, dtype, device)),
-        lambda: _writes(problem, algorithm, clients, dtype, device, batch_size),
-        lambda: _repeated(problem, clients, dtype, device, batch_size),
-        lambda: _predictions(problem, starting_point(problem, dtype, device)),
-    )
-    for stage in stages:
-        if errors := dict.fromkeys(stage()):  # functions are called several times
+    case = Case(problem, algorithm, **execution)
+    for check in START:
+        if errors := dict.fromkeys(check.errors(case) or ()):
             raise ContractError("\n".join(f"{type(problem).__name__}: {error}" for error in errors))
 
 
@@ -401,7 +452,8 @@ def _sets(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
             yield f"{name} takes the set of {block} as φ: expected phi = Indicator(set=...) and no sets"
 
 
-def _initial(problem: Problem) -> Iterator[str]:
+def _initial(case: Case) -> Iterator[str]:
+    problem = case.problem
     start, sizes = problem.initial(generator(0, "initial")), problem.variables().sizes
     if not isinstance(start, dict):
         yield f"initial() must return a dictionary with a flat tensor per block, got {type(start).__name__}"
@@ -416,10 +468,18 @@ def _initial(problem: Problem) -> Iterator[str]:
             yield f"initial() returns values for block {block!r} that are not finite"
 
 
-def _samples(
-    problem: Problem, algorithm: Algorithm | None, clients: list[int], batch_size: int, weights: str
-) -> Iterator[str]:
+def _mirror(case: Case) -> Iterator[str]:
+    """Check that a dual method's mirror map is defined on the set of the problem and at its start."""
+    mirror: Any = getattr(case.algorithm, "mirror", None)
+    if type(mirror) in MIRRORS.values():
+        operator: Any = as_family(case.problem, "operator")
+        (point,) = starting_point(operator, torch.float64, seed=case.seed)
+        yield from (f"{title(case.algorithm)}: {error}" for error in mirror.errors(operator.phi, point))
+
+
+def _samples(case: Case) -> Iterator[str]:
     """Check data and draws, and whether the method and the weights can use them."""
+    problem, algorithm, clients, batch_size = case.problem, case.algorithm, case.clients, case.batch_size
     held = [problem.client_data(client) for client in clients]
     full = [problem.full_batch(client) for client in clients]
     size = batch_size or int(full[0] is not None)  # a full batch is not drawn
@@ -440,7 +500,7 @@ def _samples(
     if len(held[0]):
         yield "it defines both client_data() and draw(): expected one of them"
         return
-    if weights == "samples" and type(problem).client_size is Problem.client_size:
+    if case.weights == "samples" and type(problem).client_size is Problem.client_size:
         yield (
             'weights = "samples" needs the number of samples per client, but draw() generates them: set '
             'weights = "uniform", or define client_size(client)'
@@ -457,29 +517,40 @@ def _samples(
             f"{title(algorithm)} uses the number of rows of a client, but draw() generates samples: set "
             f"algorithm.{algorithm.rows_alternative}"
         )
-    lead = (len(clients), COUNT, size) if size else (len(clients), COUNT)
     for of, arrays in drawn.items():
         what = f"draw() of {of!r}" if of else "draw()"
-        if arrays is None:
-            continue
-        if not isinstance(arrays, tuple | list):
-            yield f"{what} must return a tuple of arrays, (array,) for one, got {type(arrays).__name__}"
-            continue
-        for number, shape in enumerate(map(np.shape, arrays)):
-            if shape[: len(lead)] != lead:
-                yield (
-                    f"{what} returned array {number} of shape {list(shape)}, expected [C, count, size, ...] "
-                    f"with C = {len(clients)}, count = {COUNT}, size = {size}"
-                )
-            elif not size and 0 in shape:
-                yield (
-                    f"{what} has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or "
-                    "define full_batch(client) where they are known"
-                )
-                return
-        again = problem.draw(address(clients, COUNT, of), size) or ()
-        if not _same_columns(arrays, again):
-            yield f"{what} returns other samples for the same stream: draw all random numbers from `stream`"
+        yield from (f"{what} {error}" for error in _draws(case, arrays, of, size))
+
+
+def _draws(case: Case, arrays: Any, of: str, size: int) -> Iterator[str]:
+    """Check the samples that a problem has drawn for two clients, and draw some of them again."""
+    if arrays is None:
+        return
+    if not isinstance(arrays, tuple | list):
+        yield f"must return a tuple of arrays, (array,) for one, got {type(arrays).__name__}"
+        return
+    lead, shapes = (len(case.clients), COUNT, size)[: 3 if size else 2], [*map(np.shape, arrays)]
+    if wrong := [number for number, shape in enumerate(shapes) if shape[: len(lead)] != lead]:
+        yield (
+            f"returned array {wrong[0]} of shape {list(shapes[wrong[0]])}, expected [C, count, size, ...] "
+            f"with C = {len(case.clients)}, count = {COUNT}, size = {size}"
+        )
+        return
+    if not size and any(0 in shape for shape in shapes):
+        yield (
+            "has no rows for oracle.batch_size = 0, exact gradients: set it to 1 or more, or define "
+            "full_batch(client) where they are known"
+        )
+        return
+    again = case.problem.draw(address(case.clients, COUNT, of), size) or ()
+    fewer = case.problem.draw(address(case.clients[1:], COUNT - 1, of), size) or ()
+    part = [as_tensor(np.asarray(array)[1:, :-1]) for array in arrays]
+    is_same = _same_columns(arrays, again) and len(part) == len(fewer)
+    if not (is_same and all(map(case.agree, map(as_tensor, fewer), part))):
+        yield (
+            "returns samples that depend on the call, on the other clients or on the number of samples: draw "
+            "all random numbers from `stream`"
+        )
 
 
 def _same_columns(columns: Sequence[Any], again: Sequence[Any]) -> bool:
@@ -528,98 +599,17 @@ def _rows(function: str, held: list, clients: list[int]) -> Iterator[str]:
         )
 
 
-def _small_probe(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Probe:
-    """Return a probe at the starting point; minibatches of data have at most :data:`ROWS` rows."""
-    drawn = problem.full_batch(0) or problem.draw(address([0], 1, samples_of(problem)[0]), batch_size)
-    size = (min(batch_size, ROWS) or ROWS) if drawn is None else batch_size
-    return Probe(problem, clients, starting_point(problem, dtype, device), size, device)
-
-
-@torch.no_grad()
-def _values(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
-    """Check the values of the functions of a problem whose declarations, start and data are valid."""
-    probe = _small_probe(problem, clients, dtype, device, batch_size)
-    # Without data a function cannot know how many clients share a point.
-    layouts = (False, True) if all(probe.batches.values()) else (False,)
-    for count in (1, 2):
-        for shared in layouts:
-            for call in probe.calls(count, shared):
-                if errors := list(_wrong_values(call, dtype)):
-                    yield from errors
-                    return
-
-
-@torch.no_grad()
-def _writes(
-    problem: Problem,
-    algorithm: Algorithm | None,
-    clients: list[int],
-    dtype: torch.dtype,
-    device,
-    batch_size: int,
-) -> Iterator[str]:
-    """Report functions that write to their point, and find those that write to their batch.
-
-    Batches have the sizes of the run, because code may depend on them. Functions of one client are called
-    with and without dropout masks. The problems of the package are not called: they do not write.
-    """
-    found: set[str] = set()
-    problem.called_on_copies = frozenset()
-    if _of_package(type(user_problem(problem))):
-        return
-    full = algorithm is not None and bool(algorithm.minibatch_alternative)
-    for size in (batch_size, 0) if batch_size and full else (batch_size,):
-        start = [flat.clone() for flat in starting_point(problem, dtype, device)]
-        probe = Probe(problem, clients, start, size, device)
-        for count in (1, 2):
-            for name, function, _, where in probe.calls(count):
-                writes, needs_copies = _effects(probe, function, bool(where))
-                found |= {name} if needs_copies else set()
-                for argument in writes:
-                    yield (
-                        f"{name}() changes {argument} in place, which evaluations must not do: compute a new "
-                        "tensor (v = v - 1 rather than v -= 1 or v.sub_(1))"
-                    )
-        augment = user_problem(problem).augment
-        if augment is not None:
-            for columns in probe.batches.values():
-                batch = tuple(column[0].clone() for column in columns)
-                with Writes(dict(enumerate(batch))) as writes:
-                    augment(batch, SampleWords((0, 0), _ADDRESS))
-                found |= {"augment"} if writes.names else set()
-    problem.called_on_copies = frozenset(found)
-
-
-@torch.no_grad()
-def _repeated(problem: Problem, clients: list[int], dtype, device, batch_size: int) -> Iterator[str]:
-    """Report user-defined functions that return other values when they are called again."""
-    for name, function, _, _ in _small_probe(problem, clients, dtype, device, batch_size).calls():
-        if _of_package(getattr(problem, name)):
-            continue
-        before = global_states()
-        values, again = ([value.clone() for value in tree_leaves(function())] for _ in range(2))
-        if global_states() != before or not all(map(_agree, again, values)):
-            yield (
-                f"{name}() draws random numbers or counts its calls: expected a function of its arguments, "
-                "which returns the same values when it is called again (samples come from draw())"
-            )
-
-
-def _of_package(defined: Any) -> bool:
-    """Return whether a function or a class is defined in the package, so that it need not be tested."""
-    return (getattr(defined, "__module__", "") or "").startswith("mpifed.")
-
-
-def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
+def _maps(case: Case) -> Iterator[str]:
     """Report projections and proximal maps that write to their argument, which may be the iterate."""
+    problem = case.problem
     if _of_package(type(user_problem(problem))):
         return
     maps = {f"the set of {block}": getattr(problem.sets, block) for block in problem.sets}
     if problem.family == "operator":
-        maps["phi"] = lambda v: problem.phi(v, 1.0)  # type: ignore[attr-defined]
-    points = dict(zip(problem.variables(), start))
+        maps["phi"] = lambda v: problem.phi(v, 1.0)
+    points = dict(zip(problem.variables(), case.start))
     for name, function in maps.items():
-        point = points.get(name.split()[-1], start[0]).clone()
+        point = points.get(name.split()[-1], case.start[0])
         with Writes({"point": point}) as writes:
             function(point)
         if writes.names:
@@ -627,73 +617,77 @@ def _maps(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
 
 
 @torch.no_grad()
-def _predictions(problem: Problem, start: list[torch.Tensor]) -> Iterator[str]:
-    """Report scores that depend on earlier calls or on the other rows of a call.
+def _functions(case: Case) -> Iterator[str]:
+    """Check values and effects of functions, and find those that must be called on copies.
 
-    The problems of the package are not called, only user-defined ones: their networks have been tested.
+    Batches have the sizes of the run, because code may depend on them. Functions of the package are pure:
+    only their values are checked, on few rows.
     """
-    if not problem.test_rows or _of_package(problem.predict):
-        return
-    blocks, last = problem.variables(), min(problem.test_rows, SCORED)
-
-    def scores(first: int, last: int) -> torch.Tensor:
-        with user_code_errors(f"{type(problem).__name__}.predict"):
-            return problem.predict(*map(dict, point), slice(first, last))
-
-    rng = torch.Generator().manual_seed(0)
-    for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows
-        moved = [flat + distance * torch.randn(flat.shape, generator=rng).to(flat) for flat in start]
-        point = [
-            blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
-        ]
-        whole, again = scores(0, last), scores(0, last)
-        if not _agree(again, whole):
-            yield (
-                "predict() returns other scores when it is called again: expected a function of the point "
-                "and the rows, which does not change the samples in place"
-            )
-            return
-        for first in range(0, min(last, len(whole)) - 1, max(2, last // PARTS)):
-            part = scores(first, first + 2)
-            if not _agree(part, whole[first : first + 2]):
-                yield (
-                    f"predict() returns other scores for rows {first} and {first + 1} alone than together "
-                    f"with the first {last} rows: expected the same scores"
-                )
+    problem, size, algorithm = case.problem, case.batch_size, case.algorithm
+    problem.called_on_copies = frozenset()
+    pure = _of_package(type(user_problem(problem)))
+    full = algorithm is not None and bool(algorithm.minibatch_alternative)
+    for rows in [min(size or ROWS, ROWS)] if pure else [size, 0] if size and full else [size]:
+        probe = Probe(problem, case.clients, case.start, rows, case.device)
+        for call in probe.calls():
+            errors = [] if pure else list(_effects(case, probe, call))
+            errors += _wrong_values(call, case.dtype)
+            errors += [] if errors or pure else _changes(case, call)
+            if errors:
+                yield from errors
                 return
+        if not pure and (augment := user_problem(problem).augment) is not None:
+            for columns in probe.batches.values():
+                batch = tuple(column[0].clone() for column in columns)
+                with Writes(dict(enumerate(batch))) as writes:
+                    augment(batch, SampleWords((0, 0), _ADDRESS))
+                problem.called_on_copies |= {"augment"} if writes.names else set()
 
 
-def _agree(scores: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether scores agree up to the rounding of kernels that add in other orders."""
-    scale = expected.abs().nan_to_num(0, 0, 0).max().clamp(min=1)
-    return scores.shape == expected.shape and torch.allclose(
-        scores / scale, expected / scale, rtol=ROUNDING, atol=ROUNDING, equal_nan=True
-    )
+def _effects(case: Case, probe: Probe, call: Call) -> Iterator[str]:
+    """Call a function with and without dropout masks, and report the parts of the point that it writes to.
 
-
-def _effects(probe: Probe, function: partial, analytic: bool) -> tuple[list[str], bool]:
-    """Call a function of :meth:`Probe.calls`, of one client with and without dropout masks.
-
-    Returns:
-        Descriptions of the parts of the point that it writes to, and whether it writes to its batch or, if it
-        is analytic, returns memory of its arguments or of an earlier result, which a method may write to.
+    From then on it is called on copies if it writes to its batch or, if it is analytic, returns memory of its
+    arguments or of an earlier result, which a method may write to.
     """
-    name, *point = function.args
-    blocks = dict(zip(["u"] if name.startswith("outer") else probe.blocks, point))
+    name, is_analytic = call.name, bool(call.where)
     watched: dict[Any, torch.Tensor] = dict(enumerate(probe.batch(name)))
-    for block, flat in blocks.items():
-        parts = {} if analytic or block == "u" else probe.blocks.unflatten(block, flat)
+    for block, flat in call.point.items():
+        parts = {} if is_analytic or block == "u" else probe.blocks.unflatten(block, flat)
         watched |= {f"{part!r} of {block}": view for part, view in parts.items()} or {block: flat}
     with Writes(watched) as writes:
-        results = [function(), with_dropout_words(lambda _: function(), (0, 0))(AddressedBatch((), _ADDRESS))]
+        value = call.function()
+        other = with_dropout_words(lambda _: call.function(), (0, 0))(AddressedBatch((), _ADDRESS))
     of_point = [one for one in writes.names if isinstance(one, str)]
-    aliases = analytic and share_memory(results[0], [*watched.values(), results[1]])
-    return of_point, aliases or len(of_point) < len(writes.names)
+    aliases = is_analytic and share_memory(value, [*watched.values(), other])
+    if aliases or len(of_point) < len(writes.names):
+        case.problem.called_on_copies |= {name}
+    for argument in of_point:
+        yield (
+            f"{name}() changes {argument} in place, which evaluations must not do: compute a new tensor "
+            "(v = v - 1 rather than v -= 1 or v.sub_(1))"
+        )
+
+
+def _changes(case: Case, call: Call) -> Iterator[str]:
+    """Report a function that returns other values when it is called again."""
+    before = global_states()
+    values, again = ([value.clone() for value in tensors_of(call.function())] for _ in range(2))
+    if global_states() != before or not all(map(case.agree, again, values)):
+        yield (
+            f"{call.name}() draws random numbers or counts its calls: expected a function of its arguments, "
+            "which returns the same values when it is called again (samples come from draw())"
+        )
+
+
+def _of_package(defined: Any) -> bool:
+    """Return whether a function or a class is defined in the package, so that it need not be tested."""
+    return (getattr(defined, "__module__", "") or "").startswith("mpifed.")
 
 
 def _wrong_values(call: Call, dtype) -> Iterator[str]:
     """Report values that are not tensors, or have another shape or dtype."""
-    name, function, shapes, where = call
+    name, function, _, shapes, where = call
     # Values of functions of one client may be more precise than the run.
     value, dtypes = function(), {dtype} if where else {dtype, torch.float64}
     values = value if len(shapes) > 1 else (value,)
@@ -718,17 +712,61 @@ def _described(value) -> str:
     return f"{len(value)} values" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
 
 
-def expect_mirror(problem: Problem, algorithm: Algorithm, seed: int) -> None:
-    """Check that a dual method's mirror map is defined on the set of a prepared problem and at its start.
+@torch.no_grad()
+def _predictions(case: Case) -> Iterator[str]:
+    """Report scores that depend on earlier calls or on the other rows of a call.
 
-    Raises:
-        ContractError: it is not.
+    The problems of the package are not called, only user-defined ones: their networks have been tested.
     """
-    mirror: Any = getattr(algorithm, "mirror", None)
-    if type(mirror) not in MIRRORS.values():
+    problem = case.problem
+    if not problem.test_rows or _of_package(problem.predict):
         return
-    operator: Any = as_family(problem, "operator")
-    start = operator.initial(generator(seed, "initial"))
-    point = as_tensor(start.get("z", torch.zeros(operator.variables().sizes["z"]))).reshape(-1).double()
-    if errors := list(mirror.errors(operator.phi, point)):
-        raise ContractError("\n".join(f"{title(algorithm)}: {error}" for error in errors))
+    blocks, last = problem.variables(), min(problem.test_rows, SCORED)
+
+    def scores(first: int, last: int) -> torch.Tensor:
+        with user_code_errors(f"{type(problem).__name__}.predict"):
+            return problem.predict(*map(dict, point), slice(first, last))
+
+    rng = torch.Generator().manual_seed(0)
+    for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows
+        moved = [flat + distance * torch.randn(flat.shape, generator=rng).to(flat) for flat in case.start]
+        point = [
+            blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
+        ]
+        whole, again = scores(0, last), scores(0, last)
+        if len(whole) != last:
+            yield f"predict(): expected {last} scores, got {len(whole)}"
+            return
+        if not case.agree(again, whole):
+            yield (
+                "predict() returns other scores when it is called again: expected a function of the point "
+                "and the rows, which does not change the samples in place"
+            )
+            return
+        for first in range(0, last - 1, max(2, last // PARTS)):
+            part = scores(first, first + 2)
+            if not case.agree(part, whole[first : first + 2]):
+                yield (
+                    f"predict() returns other scores for rows {first} and {first + 1} alone than together "
+                    f"with the first {last} rows: expected the same scores"
+                )
+                return
+
+
+#: The checks of a problem before every run. The later ones rely on the earlier ones.
+START = (
+    Check(
+        "variables, sets and held-out rows are declared",
+        lambda case: [*_blocks(case.problem), *_sets(case.problem, case.algorithm)],
+        in_float32=False,
+    ),
+    Check(
+        "the starting point is finite and has the sizes of the blocks",
+        lambda case: [*_initial(case)] or [*_mirror(case)],
+        in_float32=False,
+    ),
+    Check("data are rows of the same shapes, and samples depend on their addresses only", _samples),
+    Check("sets and convex parts do not change their argument", _maps),
+    Check("functions return tensors of the documented shapes and depend on their arguments only", _functions),
+    Check("scores do not depend on earlier calls or on the other rows of a call", _predictions),
+)

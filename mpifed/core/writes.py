@@ -2,7 +2,7 @@
 
 Functions of a user get stored data and parameters without a copy. They are tested before the run
 (:mod:`mpifed.core.validation`, :mod:`mpifed.models.modules`), so that a run does not pay for copies that are
-not needed.
+not needed. ``TorchDispatchMode`` is documented in "Extending PyTorch".
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-__all__ = ["Writes", "same_values", "share_memory"]
+__all__ = ["Writes", "same_values", "share_memory", "tensors_of"]
+
+
+#: Types of values that hold tensors.
+PARTS = (tuple, list, Mapping)
 
 
 class Writes(TorchDispatchMode):
@@ -37,14 +40,14 @@ class Writes(TorchDispatchMode):
         for place, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[place] if place < len(args) else values.get(argument.name)
-                self._written.update(*map(self._names_at, tree_leaves(given)))
+                self._written.update(*map(self._names_at, tensors_of(given)))
         return func(*args, **values)
 
-    def _names_at(self, value: Any) -> list[Hashable]:
+    def _names_at(self, tensor: torch.Tensor) -> list[Hashable]:
         """Return the names of the tensors in whose memory a tensor begins."""
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
+        if not _has_elements(tensor):
             return []
-        address = value.data_ptr()
+        address = tensor.data_ptr()
         sizes = {name: tensor.nbytes for name, tensor in self._before.items()}
         return [name for name, first in self._first.items() if first <= address < first + sizes[name]]
 
@@ -63,6 +66,14 @@ class Writes(TorchDispatchMode):
         ]
 
 
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    parts = values.values() if isinstance(values, Mapping) else values
+    return [one for part in parts for one in tensors_of(part)] if isinstance(values, PARTS) else []
+
+
 def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN. They may be sparse."""
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -72,22 +83,13 @@ def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def share_memory(values: Any, others: Any) -> bool:
-    """Return whether a tensor in ``values`` and a tensor in ``others`` may have common elements."""
-    ranges, others = (
-        [_range(one) for one in tree_leaves(given) if _has_elements(one)] for given in (values, others)
+    """Return whether a tensor in ``values`` and a tensor in ``others`` are views of the same memory."""
+    storages, of_others = (
+        {one.untyped_storage().data_ptr() for one in tensors_of(given) if _has_elements(one)}
+        for given in (values, others)
     )
-    return any(
-        first < last_of_other and first_of_other < last
-        for first, last in ranges
-        for first_of_other, last_of_other in others
-    )
+    return not storages.isdisjoint(of_others)
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first element of a strided tensor and of the end of the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _has_elements(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel() > 0
+def _has_elements(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() > 0

@@ -30,7 +30,7 @@ from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import DataFile, Problem, as_family, user_problem, with_network_weights
 from mpifed.core.streams import seeded_globals
-from mpifed.core.validation import check_problem, expect_mirror
+from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import (
     CollectiveError,
     SerialComm,
@@ -111,11 +111,15 @@ def prepare(
         ):
             problem.prepare(config.seed, config.run.data_dir)
             expect_memory(config, comm, device, sharing)
-            batch_size, weights = config.oracle.batch_size, _weights(config.participation)
             check_problem(
-                problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
+                problem,
+                config.algorithm,
+                dtype=dtype,
+                device=device,
+                batch_size=config.oracle.batch_size,
+                weights=_weights(config.participation),
+                seed=config.seed,
             )
-            expect_mirror(problem, config.algorithm, config.seed)
     except (ValueError, OSError) as failure:
         error = failure
     try:

@@ -6,7 +6,7 @@ import pytest
 from verdicts import failures
 
 from mpifed.algorithms import LSGD, LocalDualExtrapolation
-from mpifed.cli.check import SAME_IN_GROUPS, problems_for
+from mpifed.cli.check_runs import SAME_IN_GROUPS, problems_for
 
 HEADER = """
 import torch
@@ -138,7 +138,6 @@ LOOPED = "float64: the results of vectorised and of looped clients differ"
 #: State outside of the records.
 MEMORY = "message.x = x + MEMORY.pop(now.round - 1, 0)\n        MEMORY[now.round] = shared.x.clone()"
 INVALID = [
-    (EXTRA, "x, y = shared.x, shared.y\n", "x, y = shared.x, shared.y\n        x -= 1\n", "changed shared.x"),
     (EXTRA, "client.gx = gx", "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)", LOOPED),
     (COMPOSITION, "(J.mT @", "((J + J.sum(0)).mT @", LOOPED),
     # To rounding, the results of the loop and of all clients together agree.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from verdicts import failures
 
-from mpifed.cli.check import SAME_IN_GROUPS
+from mpifed.cli.check_runs import SAME_IN_GROUPS
+from mpifed.core.derivative_checks import DERIVATIVES
+from mpifed.core.validation import Case, NotChecked
 
 HEADER = """
 import numpy as np
@@ -156,52 +158,76 @@ JACOBIANS = "Jacobians agree with finite differences of inner"
 COORDINATES = "clients see the same coordinates of a constrained y"
 OUTER = "outer gradients agree with finite differences of outer"
 MONOTONE = "the operator is monotone on pairs of points"
-VALID = [
-    ((BILINEAR,), f"not checked  {GRADIENT}: the problem defines no loss; its gradients have symmetric"),
-    ((LOSS,), f"holds        {GRADIENT}", f"holds        {COORDINATES}"),
-    ((WEIGHTS,), f"holds        {GRADIENT}", f"not checked  {COORDINATES}: separate_coordinates = True"),
-    ((BILINEAR,), f"not checked  {COORDINATES}: y has no set"),
-    ((PLAIN,), f"holds        {GRADIENT}"),
-    ((PLAIN + GRADIENTS,), f"holds        {GRADIENT}"),
-    # Without autograd
-    ((PLAIN + GRADIENTS, 'batch[0] @ x["w"]', 'torch.from_numpy(batch[0].numpy() @ x["w"].numpy())'),),
-    ((OPERATOR,), f"holds        {MONOTONE}"),
-    ((OPERATOR, "return 2 * z", "batch[0].mul_(2)\n        return 2 * z"),),  # it gets copies
-    ((OPERATOR, "monotone = True", ""), f"not checked  {MONOTONE}: the problem has monotone = None"),
-    ((COMPOSITION,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
-    ((DIFFERENTIATED,), f"holds        {JACOBIANS}", f"holds        {OUTER}"),
-    ((COMPOSITION, "def outer(", "def other("), f"not checked  {OUTER}: the problem defines no outer"),
-    ((DRAWN,), "holds        a sample depends only on its address"),
-]
+NUMPY = ('batch[0] @ x["w"]', 'torch.from_numpy(batch[0].numpy() @ x["w"].numpy())')
 
 
-@pytest.mark.parametrize("source, expected", [(source, lines) for source, *lines in VALID])
-def test_valid_problems(verdicts, source, expected):
+@pytest.mark.parametrize(
+    "source",
+    [
+        (BILINEAR,),
+        (LOSS,),
+        (WEIGHTS,),
+        (PLAIN + GRADIENTS, *NUMPY),  # without autograd
+        (OPERATOR, "return 2 * z", "batch[0].mul_(2)\n        return 2 * z"),  # it gets copies
+        (COMPOSITION,),
+        (DRAWN,),
+    ],
+)
+def test_valid_problems(verdicts, source):
     sound, lines = verdicts(*source)
     assert sound, "\n".join(lines)
     assert "float64 and float32 on the CPU" in lines[0] and "temporary folders" in lines[0]
     assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
     assert not any("ranks" in line for line in lines)
-    assert all(any(line.startswith(start) for line in lines) for start in expected), "\n".join(lines)
+    for statement in ("4 rounds stay finite and in the sets", SAME_IN_GROUPS):
+        assert all(f"holds        {statement}, {dtype}" in lines for dtype in ("float64", "float32"))
+
+
+def outcomes(source: str, *replaced: str) -> list[str]:
+    """Return the outcomes of the checks of derivatives of a plugin."""
+    assert all(old in source for old in replaced[::2])
+    for old, new in zip(replaced[::2], replaced[1::2]):
+        source = source.replace(old, new)
+    exec(HEADER + source, defined := {})
+    problem, lines = defined["Problem"](), []
+    problem.prepare(0)
+    for check in DERIVATIVES[problem.family]:
+        try:
+            lines.append(f"{check.statement}: {' '.join(check.errors(Case(problem))) or 'holds'}")
+        except NotChecked as error:
+            lines.append(f"{check.statement}: not checked: {error}")
+    return lines
+
+
+VALID = [
+    ((BILINEAR,), f"{GRADIENT}: not checked: the problem defines no loss; its gradients have symmetric"),
+    ((LOSS,), f"{GRADIENT}: holds", f"{COORDINATES}: holds"),
+    ((WEIGHTS,), f"{GRADIENT}: holds", f"{COORDINATES}: not checked: separate_coordinates = True"),
+    ((BILINEAR,), f"{COORDINATES}: not checked: y has no set"),
+    ((PLAIN,), f"{GRADIENT}: holds"),
+    ((PLAIN + GRADIENTS,), f"{GRADIENT}: holds"),
+    ((OPERATOR,), f"{MONOTONE}: holds"),
+    ((OPERATOR, "monotone = True", ""), f"{MONOTONE}: not checked: the problem has monotone = None"),
+    ((COMPOSITION,), f"{JACOBIANS}: holds", f"{OUTER}: holds"),
+    ((DIFFERENTIATED,), f"{JACOBIANS}: holds", f"{OUTER}: holds"),
+    ((COMPOSITION, "def outer(", "def other("), f"{OUTER}: not checked: the problem defines no outer"),
+]
+
+
+@pytest.mark.parametrize("source, expected", [(source, lines) for source, *lines in VALID])
+def test_valid_derivatives(source, expected):
+    lines = outcomes(*source)
+    assert all(any(line.startswith(start) for line in lines) for start in expected), lines
 
 
 SLOPE = "∂loss/∂x of client 0"
 SYMMETRY = "expected ∂g{0}/∂{1} to be the transpose of ∂g{1}/∂{0}"
-SCORES = 'self.tests[rows].to(x["w"]) @ x["w"]'
-DRAW = "draw all random numbers from `stream`"
-RANDOM = "np.random.default_rng().normal(size=(len(stream.clients), stream.count, size, 2))"
-UNSEEDED = """
-    def client_data(self, client):
-        return (torch.from_numpy(np.random.default_rng().standard_normal((5, 3))),)
-
-    def variables"""
 START = """
     def initial(self, rng):
         return {"x": torch.from_numpy(np.random.default_rng().standard_normal(3))}
 
     def variables"""
-INVALID = [
-    # derivatives
+WRONG = [
     (BILINEAR, "c * x - 0.1 * y", "-c * x - 0.1 * y", SYMMETRY.format("x", "y")),
     (BILINEAR, "c * y + 0.1 * x", "c * y + x.roll(1, -1)", SYMMETRY.format("x", "x")),
     (BILINEAR, "c * x - 0.1 * y", "c * x - y * y.roll(1, -1)", SYMMETRY.format("y", "y")),
@@ -214,20 +240,33 @@ INVALID = [
     (COMPOSITION, "2).mean(1)], dim", "3).mean(1)], dim", "the value of inner() differ by up to"),
     (COMPOSITION, "u + torch", "-u + torch", "∂outer/∂u of client 0 along u["),
     (WEIGHTS, "separate_coordinates = True", "", f"{COORDINATES}: the gradients of two clients"),
-    # held-out rows and metrics
-    (LOSS, "tests[rows].to", "tests[rows].sub(self.tests[rows].mean(0)).to", "for rows 0 and 1 alone than"),
-    (LOSS, SCORES, f"({SCORES})[:4]", "predict(): expected 10 scores, got 4"),
+]
+
+
+@pytest.mark.parametrize(
+    "source, replaced, message", [(source, replaced, message) for source, *replaced, message in WRONG]
+)
+def test_wrong_derivatives(source, replaced, message):
+    assert any(message in line for line in outcomes(source, *replaced))
+
+
+INVALID = [
     (LOSS, 'frozenset({"score"})', 'frozenset({"accuracy"})', "names of metrics (score), got accuracy"),
     (LOSS, '{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "'a/b'"),
-    # arguments, samples, preparation, projections
-    (OPERATOR, "return 2 * z", "z.mul_(2)\n        return z", "operator() changes z in place"),
-    (OPERATOR, "2 * z", "torch.rand(()) * z", "operator() draws random numbers or counts"),
-    (DRAWN, "stream.normal(size, 2)", RANDOM, DRAW),
-    (DRAWN, "stream.normal(size, 2)", "stream.normal(size, 2) + len(stream.clients)", DRAW),
-    (PLAIN, "    def variables", UNSEEDED, "client_data(0) returns other rows when it is called again"),
     (PLAIN, "    def variables", START, "two runs with the same seed give bitwise identical results"),
     (LOSS, "Ball(1.0)", "lambda v: v / 2", "projecting a point twice must give the same point"),
-]
+    # A run would loop over the clients, but the author of analytic gradients can remove the cause.
+    (BILINEAR, "c * y + 0.1 * x", "(1 + 1e-10 * len(c)) * (c * y + 0.1 * x)", "depend on its position"),
+    (
+        LOSS, "tests[rows].to", "tests[rows].sub(1e-6 * self.tests[rows].mean(0)).to",
+        "float64: predict() returns other scores for rows 0 and 1 alone",
+    ),
+    (
+        PLAIN, 'batch[0] @ x["w"]', 'batch[0] @ batch[0] @ x["w"]',
+        "functions of a problem get the rows of one client",
+    ),
+    (LOSS, '.to(x["w"])', "", "float32: Problem.predict failed: RuntimeError"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -262,26 +301,12 @@ class Problem(Minimisation):
     "entry, message",
     [(1, "along w[1]: expected 3 by finite differences, got 6"), (7, "along a random direction: expected")],
 )
-def test_one_wrong_entry_of_one_client(verdicts, entry, message):
+def test_one_wrong_entry_of_one_client(entry, message):
     """Derivatives along 32 of 60 coordinates and a random direction are compared."""
-    (line,) = failures(verdicts(WIDE, "ENTRY", str(entry)))
+    line, _ = outcomes(WIDE, "ENTRY", str(entry))
     assert f"{GRADIENT}: ∂loss/∂x of client 2 {message}" in line
-
-
-def test_errors_in_float32_alone(verdicts):
-    lines = failures(verdicts(LOSS, '.to(x["w"])', ""))
-    valid = "declarations, start, data and return values are valid, "
-    assert any(f"{valid}float32: " in line and "RuntimeError" in line for line in lines)
-    assert not any(f"FAILS        {valid}float64" in line for line in lines)
-    assert any("(plugin.py, line " in line for line in lines)
-
-
-def test_results_that_depend_on_the_size_of_a_group(verdicts):
-    """A run would loop over the clients, but the author of analytic gradients can remove the cause."""
-    lines = failures(verdicts(BILINEAR, "c * y + 0.1 * x", "(1 + 1e-10 * len(c)) * (c * y + 0.1 * x)"))
-    assert len(lines) == 1 and SAME_IN_GROUPS in lines[0] and "depend on its position" in lines[0]
 
 
 def test_a_violated_contract_ends_the_check(verdicts):
     (line,) = failures(verdicts(LOSS, "(errors**2).mean()", "errors**2"))
-    assert "Problem: loss() has the shape [2], expected a scalar" in line
+    assert line.endswith("float64: loss() has the shape [2], expected a scalar")

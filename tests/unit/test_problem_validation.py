@@ -227,37 +227,6 @@ def returning(value):
     return lambda *arguments: value
 
 
-INVALID = [
-    *MISSING,
-    *((cls, dict(variables=returning(blocks)), message) for cls, blocks, message in DECLARED),
-    *((Both, dict(initial=returning(start)), message) for start, message in STARTS),
-    *((Both, dict(loss=loss), message) for loss, message in LOSSES),
-    *((Analytic, dict(gradients=gradients), message) for gradients, message in GRADIENTS),
-    *((Field, dict(operator=operator), message) for operator, message in OPERATORS),
-    *((Chain, changes, message) for changes, message in COMPOSITIONS),
-    *OTHERS,
-]
-
-
-@pytest.mark.parametrize("cls, changes, message", INVALID, ids=[message[:60] for *_, message in INVALID])
-def test_invalid_members(cls, changes, message):
-    (error,) = errors(cls, **changes)
-    assert error.startswith(cls.__name__) and message in error
-
-
-def test_augmentations():
-    def keeping(rows):
-        return {"augment": lambda self, batch, words: (batch[0][:rows],)}
-
-    check_problem(type("Plain", (Plain,), keeping(5))())
-    (error,) = errors(Plain, **keeping(1))
-    assert "columns of the same shapes, [[5, 4]], got [[1, 4]]" in error
-    (error,) = errors(Plain, gradients=lambda self, x, batch: x + batch[0].mean(1), **keeping(5))
-    assert "analytic derivatives, which do not use it" in error
-    (error,) = errors(Plain, augment=lambda self, batch, words: (batch[0] + 0 * torch.rand(()),))
-    assert "augment() returns other rows for the same words" in error
-
-
 def _in_place(self, x, y, batch):
     y["v"].data.clamp_(-9, 9)  # no value changes
     return batch[0].sum() * x["w"].sum() * y["v"].sum()
@@ -281,22 +250,72 @@ def _noisy(self, x, batch):
     return (batch[0] @ x["w"]).mean() * torch.rand(())  # 0 at the start
 
 
-@pytest.mark.parametrize(
-    "cls, changes, message",
-    [
-        (Both, dict(loss=_in_place), "loss() changes 'v' of y in place"),
-        (Plain, dict(loss=_replaces), "loss() assigns 'w' in the dictionary of the parameters of x"),
-        (Plain, dict(loss=_removes), "loss() removes 'w' in the dictionary of the parameters of x"),
-        (Plain, dict(loss=_counts), "loss() draws random numbers or counts its calls"),
-        (Plain, dict(loss=_noisy), "loss() draws random numbers or counts its calls"),
-        (Field, dict(operator=lambda self, z, batch: z.neg_() + batch[0].mean(1)), "operator() changes z in"),
-        (Chain, dict(outer=lambda self, u, batch: u.add_(0).sum()), "outer() changes u in place"),
-        (Both, dict(sets=Sets(y=lambda v: v.clamp_(0, 9))), "the set of y changes its argument in place"),
-        (Field, dict(phi=lambda self, v, weight: v.sub_(0)), "phi changes its argument in place"),
-    ],
-)
-def test_functions_that_are_not_pure(cls, changes, message):
-    assert message in errors(cls, **changes)[0]
+IMPURE = [
+    (Both, dict(loss=_in_place), "loss() changes 'v' of y in place"),
+    (Plain, dict(loss=_replaces), "loss() assigns 'w' in the dictionary of the parameters of x"),
+    (Plain, dict(loss=_removes), "loss() removes 'w' in the dictionary of the parameters of x"),
+    (Plain, dict(loss=_counts), "loss() draws random numbers or counts its calls"),
+    (Plain, dict(loss=_noisy), "loss() draws random numbers or counts its calls"),
+    (Field, dict(operator=lambda self, z, batch: z.neg_() + batch[0].mean(1)), "operator() changes z in"),
+    (Chain, dict(outer=lambda self, u, batch: u.add_(0).sum()), "outer() changes u in place"),
+    (Both, dict(sets=Sets(y=lambda v: v.clamp_(0, 9))), "the set of y changes its argument in place"),
+    (Field, dict(phi=lambda self, v, weight: v.sub_(0)), "phi changes its argument in place"),
+]
+
+
+def scored(predict):
+    """Return members for 40 held-out rows."""
+    rows = torch.from_numpy(generator(0, "rows").standard_normal((40, 4)))
+    return dict(predict=predict, rows=rows, test_rows=40)
+
+
+SCORES = [
+    (lambda s, x, rows: s.rows[rows].sub_(1) @ x["w"], "other scores when it is called again"),
+    (lambda s, x, rows: s.rows[rows] @ x["w"] + s.rows[rows].mean(), "rows 0 and 1 alone"),
+    (lambda s, x, rows: s.rows[rows] @ x["w"] * (1 if s.rows[rows].mean() > 0 else -1), "alone"),
+    (lambda s, x, rows: s.rows[:4] @ x["w"], "predict(): expected 40 scores, got 4"),
+]
+HELD = [
+    (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
+    ((torch.ones(5, 4), torch.ones(4)), "at least 1, got shapes [[5, 4], [4]]"),
+    ((torch.ones(0, 4),), "client_data(0) must return columns with the same number of rows, at least 1"),
+    ((torch.tensor(1.0),), "at least 1, got shapes [[]]"),
+]
+AUGMENTATIONS = [
+    (dict(augment=lambda s, b, words: (b[0][:1],)), "columns of the same shapes, [[5, 4]], got [[1, 4]]"),
+    (
+        dict(augment=lambda s, b, words: b, gradients=lambda s, x, b: x + b[0].mean(1)),
+        "analytic derivatives, which do not use it",
+    ),
+    (
+        dict(augment=lambda s, b, words: (b[0] + 0 * torch.rand(()),)),
+        "augment() returns other rows for the same words",
+    ),
+]
+
+
+INVALID = [
+    *MISSING,
+    *((cls, dict(variables=returning(blocks)), message) for cls, blocks, message in DECLARED),
+    *((Both, dict(initial=returning(start)), message) for start, message in STARTS),
+    *((Both, dict(loss=loss), message) for loss, message in LOSSES),
+    *((Analytic, dict(gradients=gradients), message) for gradients, message in GRADIENTS),
+    *((Field, dict(operator=operator), message) for operator, message in OPERATORS),
+    *((Chain, changes, message) for changes, message in COMPOSITIONS),
+    *OTHERS,
+    *IMPURE,
+    *((Plain, scored(predict), message) for predict, message in SCORES),
+    *((Both, dict(client_data=returning(columns)), message) for columns, message in HELD),
+    *((Plain, changes, message) for changes, message in AUGMENTATIONS),
+    (Plain, dict(client_data=lambda s, k: (torch.rand(5, 4),)), "client_data(0) returns other rows when it"),
+]
+
+
+@pytest.mark.parametrize("cls, changes, message", INVALID, ids=[message[:60] for *_, message in INVALID])
+def test_invalid_members(cls, changes, message):
+    error, *others = errors(cls, **changes)
+    assert error.startswith(cls.__name__) and message in error
+    assert all("client_data(1)" in other for other in others)  # each client can have errors
 
 
 def _at_size(size):
@@ -338,24 +357,13 @@ def test_functions_that_are_called_on_copies(cls, changes, size, found):
     assert problem.called_on_copies == found
 
 
-@pytest.mark.parametrize(
-    "predict, message",
-    [
-        (lambda self, x, rows: self.rows[rows].sub_(1) @ x["w"], "other scores when it is called again"),
-        (lambda self, x, rows: self.rows[rows] @ x["w"] + self.rows[rows].mean(), "rows 0 and 1 alone"),
-        (lambda self, x, rows: self.rows[rows] @ x["w"] * (1 if self.rows[rows].mean() > 0 else -1), "alone"),
-    ],
-)
-def test_scores_that_depend_on_other_calls_or_rows(predict, message):
-    rows = torch.from_numpy(generator(0, "rows").standard_normal((40, 4)))
-    assert message in errors(Plain, predict=predict, rows=rows, test_rows=40)[0]
-
-
 DRAWS = [
     (lambda self, stream, size: stream.normal(size), "a tuple of arrays, (array,) for one, got ndarray"),
     (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),
     (lambda self, stream, size: (stream.normal(size).swapaxes(0, 1),), "of shape [3, 2, 4], expected [C, "),
     (lambda self, stream, size: (np.random.rand(2, 3, size),), "draw all random numbers from `stream`"),  # noqa: NPY002
+    (lambda self, stream, size: (stream.normal(size) + len(stream.clients),), "on the other clients or on"),
+    (lambda self, stream, size: (stream.normal(size) + stream.count,), "or on the number of samples"),
     (lambda self, stream, size: (stream.normal(size), stream.normal(5)), "array 1 of shape [2, 3, 5]"),
 ]
 
@@ -366,28 +374,6 @@ def test_draws(draw, message):
     assert message in error
     if "expected [C" in message:
         assert "C = 2, count = 3, size = 4" in error
-
-
-HELD = [
-    (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
-    ((torch.ones(5, 4), torch.ones(4)), "at least 1, got shapes [[5, 4], [4]]"),
-    ((torch.ones(0, 4),), "client_data(0) must return columns with the same number of rows, at least 1"),
-    ((torch.tensor(1.0),), "at least 1, got shapes [[]]"),
-]
-
-
-@pytest.mark.parametrize("columns, message", HELD)
-def test_client_data(columns, message):
-    """Several clients can have errors."""
-    assert message in errors(Both, client_data=returning(columns))[0]
-
-
-def test_client_data_must_be_repeatable():
-    def client_data(self, client):
-        return (torch.rand(5, 4),)
-
-    (error,) = errors(Plain, client_data=client_data)
-    assert "client_data(0) returns other rows when it is called again" in error
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[::-1], lambda rows: rows.astype(">f8")])
