@@ -50,34 +50,29 @@ class CDMANC(Algorithm):
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
         for k in range(1, self.K + 1):
-            eta_x, eta_y = self.rates(now, k)
-            gx, gy = self.direction(shared, x, y, oracle)
-            x, y = oracle.sets.x(x - eta_x * gx), oracle.sets.y(y + eta_y * gy)             # update
+            t = now.step(k)
+            gx, gy = oracle.grad(x, y, oracle.sample())
+            x = oracle.sets.x(x - self.eta_x(t) * gx)                                       # update
+            y = oracle.sets.y(y + self.eta_y(t) * gy)
         message.x, message.y = x, y
-
-    def rates(self, now, k: int) -> tuple[float, float]:
-        """Return the step sizes of x and y in step k of this round."""
-        return self.eta_x(now.step(k)), self.eta_y(now.step(k))
-
-    def direction(self, shared, x, y, oracle):
-        """Return the directions of a local step at (x, y), ``[C, dx]`` and ``[C, dy]``."""
-        return oracle.grad(x, y, oracle.sample())
 
 
 @hyperparameters
-class CDMAONE(CDMANC):
-    """CDMA-ONE: local steps are corrected by averaged gradients, which are collected once per round."""
+class _Collecting(Algorithm):
+    """Base class: a collection of gradients, then local steps that are corrected by (u, v)."""
 
+    K: int = Field(ge=1, description="local steps per round")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
     large_batch: int | None = Field(
         default=None, ge=1, description="rows of the minibatch of a collected gradient; default: all data"
     )
     fresh_cohort: bool = Field(default=False, description="sample a new cohort for the update")
 
-    source = "Xie et al. 2023, CDMA-ONE"
-    paper_cost = "up 2D; down 2D; 2 phases; 2 gradients per step and 1 of all data"
+    cites = ("xie2023cdma",)
     calls_per_step = 2
-    shared = Record(x="x", y="y") | _GRADIENT
-    collected_fields = _GRADIENT
+    steps = "K"
+    message = Record(x="x", y="y")
 
     @property
     def minibatch_alternative(self) -> str:
@@ -85,8 +80,36 @@ class CDMAONE(CDMANC):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        collect = Phase(self.client_collect, self.collected_fields, self.server_collect)
+        collect = Phase(self.client_collect, self.collected, self.server_collect)
         return collect, Phase(self.client_round, self.message, new_cohort=self.fresh_cohort)
+
+    def collection_sample(self, oracle):
+        """Return the sample whose gradient is collected."""
+        return oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y = shared.x, shared.y
+        for k in range(1, self.K + 1):
+            eta_x, eta_y = self.rates(now, k)
+            xi = oracle.sample()
+            gx, gy = oracle.grad(x, y, xi)
+            start_gx, start_gy = oracle.grad(shared.x, shared.y, xi)
+            x = oracle.sets.x(x - eta_x * (gx - start_gx + shared.u))                       # update
+            y = oracle.sets.y(y + eta_y * (gy - start_gy + shared.v))
+        message.x, message.y = x, y
+
+
+@hyperparameters
+class CDMAONE(_Collecting):
+    """CDMA-ONE: local steps are corrected by averaged gradients, which are collected once per round."""
+
+    source = "Xie et al. 2023, CDMA-ONE"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 gradients per step and 1 of all data"
+    shared = Record(x="x", y="y") | _GRADIENT
+    collected = _GRADIENT
+
+    def rates(self, now, k) -> tuple[float, float]:
+        return self.eta_x(now.step(k)), self.eta_y(now.step(k))
 
     def client_collect(self, now, shared, client, message, oracle):
         xi = self.collection_sample(oracle)
@@ -95,18 +118,9 @@ class CDMAONE(CDMANC):
     def server_collect(self, now, shared, mean):
         shared.u, shared.v = mean.u, mean.v
 
-    def collection_sample(self, oracle):
-        """Return the sample whose gradient is collected."""
-        return oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
-
-    def direction(self, shared, x, y, oracle):
-        xi = oracle.sample()
-        (gx, gy), (start_gx, start_gy) = oracle.grad(x, y, xi), oracle.grad(shared.x, shared.y, xi)
-        return gx - start_gx + shared.u, gy - start_gy + shared.v
-
 
 @hyperparameters
-class CDMAADA(CDMAONE):
+class CDMAADA(_Collecting):
     """CDMA-ADA: (u, v) is a recursive (STORM) estimator, updated by the cohort of each round."""
 
     eta_x: float = Field(ge=0, description="η_0 of x, a number, because the method has the schedule η_t")
@@ -125,14 +139,15 @@ class CDMAADA(CDMAONE):
     source = "Xie et al. 2023, CDMA-ADA"
     paper_cost = "up 2D; down 3D (the previous point); 2 phases; 2 gradients per step and 2 of all data"
     shared = Record(x="x", y="y", old_x="x", old_y="y") | _GRADIENT
-    collected_fields = Record(du="x", dv="y")
+    collected = Record(du="x", dv="y")
 
     def rates(self, now, k) -> tuple[float, float]:
         return self.eta_x / now.round**self.a, self.eta_y / now.round**self.a
 
     def old_weight(self, now) -> float:
         """Return 1 - α_t, the weight of the previous round's estimator."""
-        return 1 - min(1.0, self.alpha / now.round ** (2 * self.a if self.b is None else self.b))
+        b = 2 * self.a if self.b is None else self.b
+        return 1 - min(1.0, self.alpha / now.round**b)
 
     def client_collect(self, now, shared, client, message, oracle):
         xi, old_weight = self.collection_sample(oracle), self.old_weight(now)

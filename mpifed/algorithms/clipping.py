@@ -34,7 +34,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from mpifed.algorithms.smoothed import FSGDA
+from mpifed.algorithms.smoothed import GlobalSteps
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.directions import clip
@@ -45,7 +45,7 @@ __all__ = ["Bi2Clip", "FATClipping"]
 
 
 @hyperparameters
-class FATClipping(FSGDA):
+class FATClipping(GlobalSteps):
     """FAT-Clipping: FSGDA with clipped gradients (PI), or clipped sums of a client's gradients (PR)."""
 
     lam: Threshold = Field(kw_only=True, description="clipping threshold λ in round t; inf: FSGDA")
@@ -55,6 +55,7 @@ class FATClipping(FSGDA):
 
     source = "Yang, Qiu & Liu 2022, FAT-Clipping-PI and FAT-Clipping-PR"
     cites = ("yang2022fatclipping",)
+    shared = Record(x="x", y="y")
 
     def client_round(self, now, shared, client, message, oracle):
         x, y, lam, delta_x, delta_y = shared.x, shared.y, self.lam(now.round), 0.0, 0.0
@@ -73,6 +74,9 @@ class FATClipping(FSGDA):
         else:
             message.dx = -now.total(self.eta_xl) / self.K * clip(delta_x, lam)
             message.dy = now.total(self.eta_yl) / self.K * clip(delta_y, lam)
+
+    def server_round(self, now, shared, mean):
+        self.global_step(now, shared, mean)
 
 
 @hyperparameters

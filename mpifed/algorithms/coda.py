@@ -39,8 +39,8 @@ __all__ = ["CODAPlus", "CODASCA"]
 
 
 @hyperparameters
-class CODAPlus(Algorithm):
-    """CODA+: Local-SGDA with one step size for both blocks, in stages with a proximal term."""
+class _Stages(Algorithm):
+    """Base class: the stages, and local steps with a proximal term."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta: float = Field(
@@ -56,14 +56,11 @@ class CODAPlus(Algorithm):
         default="last", description="x_ref of the next stage: last point, or average of the rounds' points"
     )
 
-    source = "Yuan et al. 2021, CODA+"
-    cites = ("yuan2021codasca",)
-    paper_cost = "up D; down D, and x_ref in a new stage; 1 phase; 1 gradient per step"
     steps = "K"
-    message = Record(dx="x", dy="y")
 
     @property
-    def shared(self) -> Record:
+    def points(self) -> Record:
+        """The fields (x, y), x_ref and, if needed, the average of x over the rounds of a stage."""
         average = {"average": "x"} if self.reference == "average" else {}
         return Record(x="x", y="y", ref="x", **average)
 
@@ -95,14 +92,6 @@ class CODAPlus(Algorithm):
             y = oracle.sets.y(y + eta * (gy + by))
         return x - shared.x, y - shared.y
 
-    def client_round(self, now, shared, client, message, oracle):
-        message.dx, message.dy = self.displacements(now, shared, oracle)
-
-    def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + mean.dx)
-        shared.y = now.sets.y(shared.y + mean.dy)
-        self.end_round(now, shared)
-
     def end_round(self, now, shared) -> bool:
         """Update the average for x_ref, and x_ref at the end of a stage; return whether a stage ends."""
         _, round, rounds = self.stage(now.round)
@@ -114,7 +103,29 @@ class CODAPlus(Algorithm):
 
 
 @hyperparameters
-class CODASCA(CODAPlus):
+class CODAPlus(_Stages):
+    """CODA+: Local-SGDA with one step size for both blocks, in stages with a proximal term."""
+
+    source = "Yuan et al. 2021, CODA+"
+    cites = ("yuan2021codasca",)
+    paper_cost = "up D; down D, and x_ref in a new stage; 1 phase; 1 gradient per step"
+    message = Record(dx="x", dy="y")
+
+    @property
+    def shared(self) -> Record:
+        return self.points
+
+    def client_round(self, now, shared, client, message, oracle):
+        message.dx, message.dy = self.displacements(now, shared, oracle)
+
+    def server_round(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x + mean.dx)
+        shared.y = now.sets.y(shared.y + mean.dy)
+        self.end_round(now, shared)
+
+
+@hyperparameters
+class CODASCA(_Stages):
     """CODASCA: CODA+ with control variates in both blocks and a global step size."""
 
     eta_g: Rate = Field(default=1.0, description="global step size in a round; 1: plain averaging")
@@ -128,7 +139,7 @@ class CODASCA(CODAPlus):
 
     @property
     def shared(self) -> Record:
-        return super().shared | Record(cx="x", cy="y")
+        return self.points | Record(cx="x", cy="y")
 
     def client_round(self, now, shared, client, message, oracle):
         if not self.keep_variates:

@@ -100,11 +100,16 @@ class LocalMOML(Algorithm):
             )
         for k in range(1, self.H + 1):
             zeta = oracle.sample(of="g")
-            g, J = (oracle.g(x, zeta), None) if self.first_order else oracle.g_and_jacobian(x, zeta)
+            if self.first_order:
+                g = oracle.g(x, zeta)
+            else:
+                g, J = oracle.g_and_jacobian(x, zeta)
             beta = self.beta(now.step(k))
             u = (1 - beta) * u + beta * g
-            slope = oracle.grad_f(u, oracle.sample(of="f"))
-            x = oracle.sets.x(x - self.eta(now.step(k)) * (slope if J is None else chain_rule(J, slope)))
+            gradient = oracle.grad_f(u, oracle.sample(of="f"))
+            if not self.first_order:
+                gradient = chain_rule(J, gradient)
+            x = oracle.sets.x(x - self.eta(now.step(k)) * gradient)
         message.x = x
 
 
@@ -133,7 +138,8 @@ class LocalSCGDM(Algorithm):
     @property
     def message(self) -> Record:
         momentum = Record(m="x") if self.has_momentum else Record()
-        return Record(x="x") | momentum | (Record(u="u") if self.average_inner else Record())
+        inner = Record(u="u") if self.average_inner else Record()
+        return Record(x="x") | momentum | inner
 
     @property
     def has_momentum(self) -> bool:
@@ -149,8 +155,9 @@ class LocalSCGDM(Algorithm):
         return Record() if self.average_inner else Record(u="u")
 
     def client_round(self, now, shared, client, message, oracle):
-        record_of_u = shared if self.average_inner else client
-        x, u, m = shared.x, record_of_u.u, shared.m if self.has_momentum else 0.0
+        x = shared.x
+        u = shared.u if self.average_inner else client.u
+        m = shared.m if self.has_momentum else 0.0
         for k in range(1, self.p + 1):
             t = now.step(k)
             beta, alpha = (1.0, 1.0) if t == 1 else (self.beta(t), self.alpha(t))
@@ -162,7 +169,10 @@ class LocalSCGDM(Algorithm):
         message.x = x
         if self.has_momentum:
             message.m = m
-        (message if self.average_inner else client).u = u
+        if self.average_inner:
+            message.u = u
+        else:
+            client.u = u
 
 
 LocalSCGD = Preset("LocalSCGD", LocalSCGDM, "Local-SCGD: Local-SCGDM without momentum, α = 1.", alpha=1.0)

@@ -60,7 +60,7 @@ class _ServerRate(DualMethod):
         r = now.step(0) / self.K  # rounds before, of K steps each
         return self.mirror(dual, (self.eta_s * r * self.K + k) * self.eta_c, phi)
 
-    def server_round(self, now, shared, mean):
+    def server_step(self, now, shared, mean):
         dual = self.starting_dual(now, shared, now.prox)
         shared.dual = dual + self.eta_s * (mean.dual - dual)
         shared.z = self.primal_point(now, self.eta_s * self.K, shared.dual, now.prox)
@@ -81,6 +81,9 @@ class FedDualAvg(_ServerRate):
             w = self.primal_point(now, k, dual, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(w, oracle.sample())
         message.dual = dual
+
+    def server_round(self, now, shared, mean):
+        self.server_step(now, shared, mean)
 
 
 @hyperparameters
@@ -128,4 +131,4 @@ class FeDualEx(_ServerRate):
         else:
             points = mean.points
         shared.average += (points / self.K - shared.average) / (now.step(self.K) / self.K)
-        super().server_round(now, shared, mean)
+        self.server_step(now, shared, mean)

@@ -36,8 +36,8 @@ __all__ = ["AFL", "FedNormSGDA", "FedNormSGDAPlus"]
 
 
 @hyperparameters
-class FedNormSGDA(UnequalSteps):
-    """Fed-Norm-SGDA: client i takes τ_i local steps and sends the normalised sum of its gradients."""
+class _FedNorm(UnequalSteps):
+    """Base class: normalised sums of the gradients of τ_i local steps, and the server's step."""
 
     eta_x: Rate = Field(description="local step size of x (descent)")
     eta_y: Rate = Field(description="local step size of y (ascent)")
@@ -48,11 +48,8 @@ class FedNormSGDA(UnequalSteps):
     )
     tau_eff: float | None = Field(default=None, gt=0, description="effective steps; default: mean of τ_i")
 
-    source = "Sharma et al. 2023, Fed-Norm-SGDA"
     cites = ("sharma2023fednorm",)
-    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     projects = "server"
-    shared = Record(x="x", y="y")
     message = Record(gx="x", gy="y")
 
     def __post_init__(self):
@@ -63,9 +60,9 @@ class FedNormSGDA(UnequalSteps):
             got = short_repr(self.a)
             raise ValueError(f"a: expected {self.longest} weights > 0, one per local step, got {got}")
 
-    def client_round(self, now, shared, client, message, oracle):
-        x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
-        tau = self.steps_of(now, oracle)
+    def local_steps(self, now, shared, message, oracle, snapshot):
+        """Take the local steps with y's gradient at x = ``snapshot``; ``None``: at the client's x."""
+        x, y, tau = shared.x, shared.y, self.steps_of(now, oracle)
         a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
         for k, (active, weight) in enumerate(zip(step_masks(oracle, tau), a), start=1):
             gx, gy = (weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample()))
@@ -78,18 +75,29 @@ class FedNormSGDA(UnequalSteps):
         message.gx /= total
         message.gy /= total
 
-    def server_round(self, now, shared, mean):
+    def global_step(self, now, shared, mean):
         scale = sampling_scale(now) * (self.tau_eff or float(np.mean(self.tau)))
         shared.x = now.sets.x(shared.x - scale * self.gamma_x(now.round) * mean.gx)
         shared.y = now.sets.y(shared.y + scale * self.gamma_y(now.round) * mean.gy)
 
-    def snapshot(self, now, shared):
-        """Return the x at which the gradient in y is evaluated; ``None`` for the client's x."""
-        return None
+
+@hyperparameters
+class FedNormSGDA(_FedNorm):
+    """Fed-Norm-SGDA: client i takes τ_i local steps and sends the normalised sum of its gradients."""
+
+    source = "Sharma et al. 2023, Fed-Norm-SGDA"
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step"
+    shared = Record(x="x", y="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle, None)
+
+    def server_round(self, now, shared, mean):
+        self.global_step(now, shared, mean)
 
 
 @hyperparameters
-class FedNormSGDAPlus(FedNormSGDA):
+class FedNormSGDAPlus(_FedNorm):
     """Fed-Norm-SGDA+: y's gradient is evaluated at a snapshot of x that is updated every S rounds."""
 
     S: int = Field(ge=1, kw_only=True, description="rounds between two snapshots of x")
@@ -99,13 +107,12 @@ class FedNormSGDAPlus(FedNormSGDA):
     calls_per_step = 2
     shared = Record(x="x", y="y", snapshot="x")
 
-    def snapshot(self, now, shared):
-        """Return x̃."""
-        return snapshot_of(now, shared, self.S)
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle, snapshot_of(now, shared, self.S))
 
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S)
-        super().server_round(now, shared, mean)
+        self.global_step(now, shared, mean)
 
 
 AFL = Preset(

@@ -111,7 +111,8 @@ class FedSGDAM(Algorithm):
             new = x, y
             if k < self.Q or self.order == "after":
                 u, v = self.storm(t, oracle, oracle.sample(number=k - 1), new, old, u, v)
-        message.x, message.y, message.u, message.v = *new, u, v
+        message.x, message.y = new
+        message.u, message.v = u, v
         if self.order == "stem":
             client.x, client.y = old
 

@@ -38,16 +38,13 @@ class Average:
 
     moments = ()
 
-    def initialize(self, shared):
-        """Initialise moments that do not start at 0."""
-
     def __call__(self, shared, delta: torch.Tensor) -> torch.Tensor:
         """Update the moments and return the direction ``[d]`` for the average displacement ``[d]``."""
         return delta
 
 
 @hyperparameters
-class Momentum(Average):
+class Momentum:
     """Momentum on the server: m ← β m + Δ (Hsu et al. 2019)."""
 
     beta: float = Field(default=0.9, ge=0, lt=1, description="decay β of the momentum")
@@ -60,32 +57,34 @@ class Momentum(Average):
 
 
 @hyperparameters
-class Adagrad(Average):
-    """Adagrad on the server: v ← v + Δ² (Reddi et al. 2021)."""
+class _Adaptive:
+    """Base class: the direction m / (√v + τ), where v is updated by ``second(v, Δ²)``."""
 
-    beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay β_1 of the first moment")
+    beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment")
     tau: float = Field(default=1e-3, gt=0, description="offset τ; smaller values are more adaptive")
 
     moments = ("m", "v")
-
-    def initialize(self, shared):
-        shared.v = self.tau**2
 
     def __call__(self, shared, delta):
         shared.m = self.beta_1 * shared.m + (1 - self.beta_1) * delta
         shared.v = self.second(shared.v, delta**2)
         return shared.m / (shared.v.sqrt() + self.tau)
 
-    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return the new second moment for the square of Δ, ``[d]``."""
+
+@hyperparameters
+class Adagrad(_Adaptive):
+    """Adagrad on the server: v ← v + Δ² (Reddi et al. 2021)."""
+
+    beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay β_1 of the first moment")
+
+    def second(self, v, square):
         return v + square
 
 
 @hyperparameters
-class Adam(Adagrad):
+class Adam(_Adaptive):
     """Adam on the server: v ← β_2 v + (1 - β_2) Δ², without bias correction (Reddi et al. 2021)."""
 
-    beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment")
 
     def second(self, v, square):
@@ -93,8 +92,10 @@ class Adam(Adagrad):
 
 
 @hyperparameters
-class Yogi(Adam):
+class Yogi(_Adaptive):
     """Yogi on the server: v ← v - (1 - β_2) Δ² sign(v - Δ²) (Reddi et al. 2021)."""
+
+    beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment")
 
     def second(self, v, square):
         return v - (1 - self.beta_2) * square * torch.sign(v - square)
@@ -127,7 +128,8 @@ class FedAvg(Algorithm):
         return Record(x="x", **dict.fromkeys(self.server.moments, "x"))
 
     def initialize(self, shared):
-        self.server.initialize(shared)
+        if "v" in self.server.moments:
+            shared.v = self.server.tau**2
 
     def client_round(self, now, shared, client, message, oracle):
         x = shared.x

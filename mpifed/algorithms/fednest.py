@@ -80,9 +80,10 @@ class FedNest(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        inner = [Phase(self.gather_y, Record(q="y")), Phase(self.ascend, Record(y="y"))]
-        outer = [Phase(self.gather_x, Record(h="x")), Phase(self.descend, Record(x="x"))]
-        inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]  # "sgd" gathers no gradient
+        gather_y = [Phase(self.gather_y, Record(q="y"))] if self.inner == "svrg" else []
+        gather_x = [Phase(self.gather_x, Record(h="x"))] if self.outer == "svrg" else []
+        inner = [*gather_y, Phase(self.ascend, Record(y="y"))]
+        outer = [*gather_x, Phase(self.descend, Record(x="x"))]
         return in_sequence([*[inner] * self.T, outer], self.fresh_cohort)
 
     def gather_y(self, now, shared, client, message, oracle):

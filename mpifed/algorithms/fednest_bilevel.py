@@ -87,16 +87,17 @@ class FedNestBilevel(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        inner = [Phase(self.gather_y, Record(q="y")), Phase(self.descend_y, Record(y="y"))]
-        series = [
-            Phase(self.extend if j else self.begin, Record(term="y"), partial(self.add_term, j))
-            for j in range(self.J + 1)
-        ]
-        outer = [Phase(self.gather_x, Record(h="x")), Phase(self.descend_x, Record(x="x"))]
-        inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]  # "sgd" gathers no gradient
-        alone = [Phase(self.descend_alone, Record(x="x"))]
-        calls = [inner] * self.T + ([alone] if self.separate else [series, outer])
-        return in_sequence(calls, self.fresh_cohort)
+        gather_y = [Phase(self.gather_y, Record(q="y"))] if self.inner == "svrg" else []
+        inner = [*gather_y, Phase(self.descend_y, Record(y="y"))]
+        if self.separate:
+            alone = [Phase(self.descend_alone, Record(x="x"))]
+            return in_sequence([*[inner] * self.T, alone], self.fresh_cohort)
+        term = Record(term="y")
+        series = [Phase(self.begin, term, partial(self.add_term, 0))]
+        series += [Phase(self.extend, term, partial(self.add_term, j)) for j in range(1, self.J + 1)]
+        gather_x = [Phase(self.gather_x, Record(h="x"))] if self.outer == "svrg" else []
+        outer = [*gather_x, Phase(self.descend_x, Record(x="x"))]
+        return in_sequence([*[inner] * self.T, series, outer], self.fresh_cohort)
 
     def gather_y(self, now, shared, client, message, oracle):
         message.q = oracle.lower_grad(shared.x, shared.y, oracle.sample(of="g"))
@@ -120,10 +121,14 @@ class FedNestBilevel(Algorithm):
 
     def add_term(self, j, now, shared, mean):
         shared.c = mean.term
-        if self.truncation == "sum":
-            shared.p = self.ell * mean.term + (shared.p if j else 0.0)
-        elif j == int(now.stream("length of the series").uniform(1)[0, 0, 0] * (self.J + 1)):
-            shared.p = (self.J + 1) * self.ell * mean.term
+        if self.truncation == "random":
+            drawn = int(now.stream("length of the series").uniform().item() * (self.J + 1))
+            if j == drawn:
+                shared.p = (self.J + 1) * self.ell * mean.term
+        elif j == 0:
+            shared.p = self.ell * mean.term
+        else:
+            shared.p = self.ell * mean.term + shared.p
 
     def gather_x(self, now, shared, client, message, oracle):
         xi, zeta = oracle.sample(of="f"), oracle.sample(of="g")

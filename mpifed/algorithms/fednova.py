@@ -96,7 +96,8 @@ class FedNova(UnequalSteps):
     def server_round(self, now, shared, mean):
         step = (self.tau_eff or mean.tau) * mean.d
         if self.beta:
-            shared.m = step = self.beta * shared.m + step
+            step = self.beta * shared.m + step
+            shared.m = step
         shared.x = now.sets.x(shared.x - step)
 
     def norms(self) -> np.ndarray:

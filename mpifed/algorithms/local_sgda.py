@@ -89,8 +89,8 @@ class LocalSGDAPlus(Algorithm):
 
 
 @hyperparameters
-class MomentumLocalSGDA(Algorithm):
-    """Momentum-Local-SGDA (LocalSGDAM): local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
+class _Momentum(Algorithm):
+    """Base class: local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
 
     q: int = Field(ge=1, description="local steps per round, τ in the paper")
     eta_x: Rate = Field(description="step size of x (descent)")
@@ -104,12 +104,8 @@ class MomentumLocalSGDA(Algorithm):
     )
     average_start: bool = Field(default=False, description="average the first momenta (see Readings)")
 
-    source = "Sharma et al. 2022, Momentum-Local-SGDA"
-    cites = ("sharma2022momentum",)
-    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 1 gradient per step"
     partial_participation = False
     steps = "q"
-    shared = Record(x="x", y="y", dx="x", dy="y")
     message = Record(x="x", y="y", dx="x", dy="y")
 
     def __post_init__(self):
@@ -125,8 +121,9 @@ class MomentumLocalSGDA(Algorithm):
     def client_start(self, now, shared, client, message, oracle):
         message.dx, message.dy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
 
-    def client_round(self, now, shared, client, message, oracle):
-        x, y, dx, dy, snapshot = shared.x, shared.y, shared.dx, shared.dy, self.snapshot(now, shared)
+    def local_steps(self, now, shared, message, oracle, snapshot):
+        """Take the local steps with y's gradient at x = ``snapshot``; ``None``: at the client's x."""
+        x, y, dx, dy = shared.x, shared.y, shared.dx, shared.dy
         if now.round == 1 and not self.average_start:
             dx, dy = oracle.grad(x, y, oracle.sample(number=0, round=0))
         for k in range(1, self.q + 1):
@@ -139,13 +136,22 @@ class MomentumLocalSGDA(Algorithm):
             dy = (1 - self.beta_y * alpha) * dy + self.beta_y * alpha * gy
         message.x, message.y, message.dx, message.dy = x, y, dx, dy
 
-    def snapshot(self, now, shared):
-        """Return the x at which the gradient in y is evaluated; ``None`` for the client's x."""
-        return None
+
+@hyperparameters
+class MomentumLocalSGDA(_Momentum):
+    """Momentum-Local-SGDA (LocalSGDAM): local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
+
+    source = "Sharma et al. 2022, Momentum-Local-SGDA"
+    cites = ("sharma2022momentum",)
+    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 1 gradient per step"
+    shared = Record(x="x", y="y", dx="x", dy="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle, None)
 
 
 @hyperparameters
-class MomentumLocalSGDAPlus(MomentumLocalSGDA):
+class MomentumLocalSGDAPlus(_Momentum):
     """Momentum-Local-SGDA+: y's gradient is evaluated at a snapshot of x, updated every S steps."""
 
     S: int = Field(
@@ -167,9 +173,8 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
         super().__post_init__()
         _expect_multiple(self)
 
-    def snapshot(self, now, shared):
-        """Return x̃."""
-        return snapshot_of(now, shared, self.S // self.q)
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle, snapshot_of(now, shared, self.S // self.q))
 
     def server_round(self, now, shared, mean):
         store_snapshot(now, shared, self.S // self.q)

@@ -42,10 +42,12 @@ from mpifed.core.schedules import Rate
 
 __all__ = ["MASHA1", "MASHA2"]
 
+_SHARED = Record(z=compressed("z", by="server_compression"), w=not_sent("z"), F="z")
+
 
 @hyperparameters
-class MASHA1(Algorithm):
-    """MASHA1: extragradient with unbiased compressions of changes of the operator."""
+class _Masha(Algorithm):
+    """Base class: the settings, the points, and the reference point with the coin that changes it."""
 
     gamma: Rate = Field(description="step size γ, evaluated at the round")
     tau: float = Field(
@@ -61,7 +63,6 @@ class MASHA1(Algorithm):
         default="new", description="the new reference point: z after the step or before it"
     )
 
-    source = "Beznosikov et al. 2022, MASHA1"
     cites = ("beznosikov2022masha",)
     family = "operator"
     example = {"tau": 0.75}
@@ -69,20 +70,7 @@ class MASHA1(Algorithm):
         "up and down a compressed vector, and D with probability 1 - tau; 1 or 2 phases; "
         "1 operator value, and 1 with probability 1 - tau"
     )
-    composite = True
     partial_participation = False
-    projects = "server"
-    shared = Record(z=compressed("z", by="server_compression"), w=not_sent("z"), F="z")
-    client = Record(F="z")
-    message = Record(q=compressed("z", by="compression"))
-
-    def __post_init__(self):
-        for name in ("compression", "server_compression"):
-            if (rule := getattr(self, name)) and not rule.unbiased:
-                raise ValueError(
-                    f"{name}: expected an unbiased compression such as rand-k, got {rule.choice_name}; "
-                    "MASHA2 is for contractions such as top-k"
-                )
 
     @property
     def start(self) -> tuple[Phase, ...]:
@@ -110,15 +98,6 @@ class MASHA1(Algorithm):
         z_bar, gamma = self.tau * shared.z + (1 - self.tau) * shared.w, self.gamma(now.round)
         return prox(z_bar - gamma * V, gamma)
 
-    def client_change(self, now, shared, client, message, oracle):
-        z_half = self.step(now, shared, shared.F, oracle.prox)
-        change = oracle.operator(z_half, oracle.sample()) - client.F
-        message.q = compress(self.compression, change, now.stream("client", oracle.client))
-
-    def server_step(self, now, shared, mean):
-        q = compress(self.server_compression, mean.q, now.stream("server"))
-        self.move(now, shared, self.step(now, shared, shared.F + q, now.prox))
-
     def move(self, now, shared, z):
         """Replace z, and the reference point if it changes."""
         if self.changes_reference(now):
@@ -130,20 +109,44 @@ class MASHA1(Algorithm):
 
 
 @hyperparameters
-class MASHA2(MASHA1):
+class MASHA1(_Masha):
+    """MASHA1: extragradient with unbiased compressions of changes of the operator."""
+
+    source = "Beznosikov et al. 2022, MASHA1"
+    composite = True
+    projects = "server"
+    shared = _SHARED
+    client = Record(F="z")
+    message = Record(q=compressed("z", by="compression"))
+
+    def __post_init__(self):
+        for name in ("compression", "server_compression"):
+            rule = getattr(self, name)
+            if rule is not None and not rule.unbiased:
+                raise ValueError(
+                    f"{name}: expected an unbiased compression such as rand-k, got {rule.choice_name}; "
+                    "MASHA2 is for contractions such as top-k"
+                )
+
+    def client_change(self, now, shared, client, message, oracle):
+        z_half = self.step(now, shared, shared.F, oracle.prox)
+        change = oracle.operator(z_half, oracle.sample()) - client.F
+        message.q = compress(self.compression, change, now.stream("client", oracle.client))
+
+    def server_step(self, now, shared, mean):
+        q = compress(self.server_compression, mean.q, now.stream("server"))
+        self.move(now, shared, self.step(now, shared, shared.F + q, now.prox))
+
+
+@hyperparameters
+class MASHA2(_Masha):
     """MASHA2: MASHA1 with error feedback on both sides, for contractive compressions."""
 
     source = "Beznosikov et al. 2022, MASHA2"
-    cites = ("beznosikov2022masha",)
-    composite = False
     constrained = False
-    projects = "clients"
-    shared = MASHA1.shared | Record(e=not_sent("z"))
-    client = MASHA1.client | Record(e="z")
+    shared = _SHARED | Record(e=not_sent("z"))
+    client = Record(F="z", e="z")
     message = Record(s=compressed("z", by="compression"))
-
-    def __post_init__(self):
-        """Accept all compressions, which are used as contractions."""
 
     def client_change(self, now, shared, client, message, oracle):
         z_half = self.step(now, shared, shared.F, oracle.prox)

@@ -28,7 +28,7 @@ Readings:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -70,7 +70,7 @@ class RMSprop:
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the mean square")
     epsilon: float = Field(default=1e-3, gt=0, description="offset ε; smaller values are more adaptive")
 
-    statistics: ClassVar[tuple[str, ...]] = ("v",)
+    statistics = ("v",)
 
     def __call__(self, shared, g):
         return g / (shared.v.sqrt() + self.epsilon)
@@ -80,19 +80,21 @@ class RMSprop:
 
 
 @hyperparameters
-class Adam(RMSprop):
+class Adam:
     """Adam: RMSprop along the momentum."""
 
+    beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the mean square")
+    epsilon: float = Field(default=1e-3, gt=0, description="offset ε; smaller values are more adaptive")
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the momentum")
 
     statistics = ("m", "v")
 
     def __call__(self, shared, g):
-        return super().__call__(shared, self.mixed(shared, g))
+        return self.mixed(shared, g) / (shared.v.sqrt() + self.epsilon)
 
     def update(self, shared, c):
         shared.m = self.mixed(shared, c)
-        super().update(shared, c)
+        shared.v = (1 - self.beta_2) * c.square() + self.beta_2 * shared.v
 
     def mixed(self, shared, g: torch.Tensor) -> torch.Tensor:
         """Return (1 - β_1) g + β_1 m."""
@@ -106,8 +108,8 @@ Base = choice("base optimiser", BASES)
 
 
 @hyperparameters
-class MimeLite(Algorithm):
-    """MimeLite: local steps of a base optimiser whose statistics are those of the server."""
+class _Mime(Algorithm):
+    """Base class: local steps of a base optimiser, and the gradient that updates its statistics."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
@@ -117,47 +119,62 @@ class MimeLite(Algorithm):
         default=None, ge=1, description="rows of the minibatch of a collected gradient; default: all data"
     )
 
-    source = "Karimireddy et al. 2021, MimeLite"
     cites = ("karimireddy2021mime",)
     family = "minimisation"
-    paper_cost = "up 2D; down D and the statistics; 1 phase; 1 gradient per step and 1 of all data"
     steps = "K"
-    message = Record(dx="x") | _GRADIENT
 
     @property
-    def shared(self) -> Record:
+    def point(self) -> Record:
+        """The fields x and the statistics of the base optimiser."""
         return Record(x="x", **dict.fromkeys(self.base.statistics, "x"))
 
     @property
     def minibatch_alternative(self) -> str:
         return "" if self.large_batch else "large_batch"
 
-    def client_steps(self, now, shared, client, message, oracle):
+    def displacement(self, now, shared, gradient, oracle):
+        """Return x_i - x_t after K local steps, where ``gradient(x)`` is the gradient of a step."""
         x = shared.x
         for k in range(1, self.K + 1):
-            step = self.base(shared, self.gradient(shared, x, oracle))
-            x = oracle.sets.x(x - self.eta(now.step(k)) * step)
-        message.dx = x - shared.x
+            x = oracle.sets.x(x - self.eta(now.step(k)) * self.base(shared, gradient(x)))
+        return x - shared.x
 
-    def client_collect(self, now, shared, client, message, oracle):
+    def collected(self, shared, oracle):
+        """Return the gradient at x_t on all data or on a large minibatch."""
         xi = oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
-        message.c = oracle.grad(shared.x, xi)
+        return oracle.grad(shared.x, xi)
 
-    def client_round(self, now, shared, client, message, oracle):
-        self.client_steps(now, shared, client, message, oracle)
-        self.client_collect(now, shared, client, message, oracle)
-
-    def server_round(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * mean.dx)
-        self.base.update(shared, mean.c)
-
-    def gradient(self, shared, x, oracle):
-        """Return the gradient of a local step at x, ``[C, d]``."""
-        return oracle.grad(x, oracle.sample())
+    def update(self, now, shared, dx, c):
+        """Update x with the average displacement, and the statistics with c."""
+        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * dx)
+        self.base.update(shared, c)
 
 
 @hyperparameters
-class Mime(MimeLite):
+class MimeLite(_Mime):
+    """MimeLite: local steps of a base optimiser whose statistics are those of the server."""
+
+    source = "Karimireddy et al. 2021, MimeLite"
+    paper_cost = "up 2D; down D and the statistics; 1 phase; 1 gradient per step and 1 of all data"
+    message = Record(dx="x") | _GRADIENT
+
+    @property
+    def shared(self) -> Record:
+        return self.point
+
+    def client_round(self, now, shared, client, message, oracle):
+        def gradient(x):
+            return oracle.grad(x, oracle.sample())
+
+        message.dx = self.displacement(now, shared, gradient, oracle)
+        message.c = self.collected(shared, oracle)
+
+    def server_round(self, now, shared, mean):
+        self.update(now, shared, mean.dx, mean.c)
+
+
+@hyperparameters
+class Mime(_Mime):
     """Mime: MimeLite whose local gradients are corrected by the averaged gradient, as in SVRG."""
 
     source = "Karimireddy et al. 2021, Mime"
@@ -166,17 +183,22 @@ class Mime(MimeLite):
 
     @property
     def shared(self) -> Record:
-        return super().shared | _GRADIENT
+        return self.point | _GRADIENT
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        local_steps = Phase(self.client_steps, Record(dx="x"), self.server_steps)
-        return Phase(self.client_collect, _GRADIENT), local_steps
+        collect = Phase(self.client_collect, _GRADIENT)
+        return collect, Phase(self.client_steps, Record(dx="x"), self.server_steps)
+
+    def client_collect(self, now, shared, client, message, oracle):
+        message.c = self.collected(shared, oracle)
+
+    def client_steps(self, now, shared, client, message, oracle):
+        def gradient(x):
+            xi = oracle.sample()
+            return oracle.grad(x, xi) - oracle.grad(shared.x, xi) + shared.c
+
+        message.dx = self.displacement(now, shared, gradient, oracle)
 
     def server_steps(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x + self.eta_g(now.round) * mean.dx)
-        self.base.update(shared, shared.c)
-
-    def gradient(self, shared, x, oracle):
-        xi = oracle.sample()
-        return oracle.grad(x, xi) - oracle.grad(shared.x, xi) + shared.c
+        self.update(now, shared, mean.dx, shared.c)

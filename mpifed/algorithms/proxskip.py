@@ -38,8 +38,8 @@ __all__ = ["ProxSkipLSVRGDAFL", "ProxSkipVIPFL"]
 
 
 @hyperparameters
-class ProxSkipVIPFL(Algorithm):
-    """ProxSkip-VIP-FL; Scaffnew for minimisation: a random number of steps along V_i - h_i per round."""
+class _ProxSkip(Algorithm):
+    """Base class: the number of local steps of a round, and the control variates h_i."""
 
     gamma: float = Field(gt=0, description="step size γ, a number, because h_i changes by multiples of p/γ")
     p: float = Field(
@@ -49,15 +49,11 @@ class ProxSkipVIPFL(Algorithm):
         default="random", description="local steps per round: random with mean 1/p, or always 1/p, an integer"
     )
 
-    source = "Zhang et al. 2024, ProxSkip-VIP-FL; Mishchenko et al. 2022, Scaffnew"
-    cites = ("zhang2024proxskip", "mishchenko2022proxskip")
     family = "operator"
-    paper_cost = "up D; down D; 1 phase; 1 operator value per step"
     partial_participation = False
     constrained = False
     steps = "mean_steps"
     shared = Record(z="z")
-    client = Record(h="z", z="z")
     message = Record(z="z")
 
     def __post_init__(self):
@@ -75,13 +71,6 @@ class ProxSkipVIPFL(Algorithm):
             return self.mean_steps
         return 1 + int(math.log(now.stream("period").uniform().item()) / math.log1p(-self.p))
 
-    def client_round(self, now, shared, client, message, oracle):
-        self.update_h(now, shared, client)
-        z = shared.z
-        for _ in range(self.length(now)):
-            z = z - self.gamma * (oracle.operator(z, oracle.sample()) - client.h)
-        message.z = client.z = z
-
     def update_h(self, now, shared, client):
         """Update h_i for the synchronisation at the end of the previous round."""
         if now.round > 1:
@@ -89,7 +78,24 @@ class ProxSkipVIPFL(Algorithm):
 
 
 @hyperparameters
-class ProxSkipLSVRGDAFL(ProxSkipVIPFL):
+class ProxSkipVIPFL(_ProxSkip):
+    """ProxSkip-VIP-FL; Scaffnew for minimisation: a random number of steps along V_i - h_i per round."""
+
+    source = "Zhang et al. 2024, ProxSkip-VIP-FL; Mishchenko et al. 2022, Scaffnew"
+    cites = ("zhang2024proxskip", "mishchenko2022proxskip")
+    paper_cost = "up D; down D; 1 phase; 1 operator value per step"
+    client = Record(h="z", z="z")
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.update_h(now, shared, client)
+        z = shared.z
+        for _ in range(self.length(now)):
+            z = z - self.gamma * (oracle.operator(z, oracle.sample()) - client.h)
+        message.z = client.z = z
+
+
+@hyperparameters
+class ProxSkipLSVRGDAFL(_ProxSkip):
     """ProxSkip-L-SVRGDA-FL: g_i = V_i(x_i; ξ) - V_i(w_i; ξ) + V_i(w_i) with reference points w_i."""
 
     q: float | None = Field(

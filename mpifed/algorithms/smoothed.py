@@ -26,12 +26,12 @@ from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, Weight
 
-__all__ = ["FSGDA", "FESSGDA", "SmoothedGDA"]
+__all__ = ["FSGDA", "FESSGDA", "GlobalSteps", "SmoothedGDA"]
 
 
 @hyperparameters
-class FSGDA(Algorithm):
-    """FSGDA (Yang et al. 2022): Local-SGDA with global step sizes."""
+class GlobalSteps(Algorithm):
+    """Base class of methods whose server steps along the average displacement, with global step sizes."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta_xl: Rate = Field(description="local step size of x (descent)")
@@ -39,14 +39,11 @@ class FSGDA(Algorithm):
     eta_xg: Rate = Field(default=1.0, description="global step size of x in a round; 1: plain averaging")
     eta_yg: Rate = Field(default=1.0, description="global step size of y in a round; 1: plain averaging")
 
-    source = "Yang et al. 2022, FSGDA"
-    cites = ("yang2022sagda",)
     paper_cost = "up D; down D; 1 phase; 1 gradient per step"
     steps = "K"
-    shared = Record(x="x", y="y")
     message = Record(dx="x", dy="y")
 
-    def client_round(self, now, shared, client, message, oracle):
+    def local_steps(self, now, shared, message, oracle):
         x, y = shared.x, shared.y                                                           # line 5
         for k in range(1, self.K + 1):                                                      # line 6
             t = now.step(k)
@@ -55,13 +52,28 @@ class FSGDA(Algorithm):
             y = oracle.sets.y(y + self.eta_yl(t) * gy)
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 10
 
-    def server_round(self, now, shared, mean):
+    def global_step(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)
         shared.y = now.sets.y(shared.y + self.eta_yg(now.round) * mean.dy)
 
 
 @hyperparameters
-class FESSGDA(FSGDA):
+class FSGDA(GlobalSteps):
+    """FSGDA (Yang et al. 2022): Local-SGDA with global step sizes."""
+
+    source = "Yang et al. 2022, FSGDA"
+    cites = ("yang2022sagda",)
+    shared = Record(x="x", y="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle)
+
+    def server_round(self, now, shared, mean):
+        self.global_step(now, shared, mean)
+
+
+@hyperparameters
+class FESSGDA(GlobalSteps):
     """FESS-GDA: FSGDA with a proximal term (p/2)‖x - z‖² in the server's step, and a smoothing point z."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
@@ -73,6 +85,9 @@ class FESSGDA(FSGDA):
 
     def initialize(self, shared):
         shared.z = shared.x
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, message, oracle)
 
     def server_round(self, now, shared, mean):
         eta_xg, eta_yg = self.eta_xg(now.round), self.eta_yg(now.round)

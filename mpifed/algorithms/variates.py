@@ -49,49 +49,45 @@ _CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's var
 
 @hyperparameters
 class _Corrected(Algorithm):
-    """Base class: local steps corrected by c - c_i, with the stored variates of SCAFFOLD, option II."""
+    """Base class: local steps corrected by c - c_i, and the server's step with stored variates."""
 
     K: int = Field(ge=1, description="local steps per round")
 
     steps = "K"
     shared = Record(x="x", y="y") | _VARIATES
-    client = _VARIATES
     message = _STEPS | _CHANGES
 
-    def client_steps(self, now, shared, client, message, oracle):
+    def local_steps(self, now, shared, client, message, oracle, sample):
+        """Take the local steps, each with the sample that ``sample()`` returns."""
         x, y = shared.x, shared.y                                                           # line 7
         bx, by = shared.cx - client.cx, shared.cy - client.cy
         sets = oracle.sets if self.projects == "clients" else Sets()
         for k in range(1, self.K + 1):                                                      # line 8
             t = now.step(k)
-            gx, gy = oracle.grad(x, y, self.sample(oracle))                                 # line 9
+            gx, gy = oracle.grad(x, y, sample())                                            # line 9
             x = sets.x(x - self.eta_xl(t) * (gx + bx))                                      # line 10
             y = sets.y(y + self.eta_yl(t) * (gy + by))
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 13
 
-    def sample(self, oracle):
-        """Return the sample of a local step."""
-        return oracle.sample()
-
     def server_steps(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)                  # line 17
         shared.y = now.sets.y(shared.y + self.eta_yg(now.round) * mean.dy)
-
-    def client_round(self, now, shared, client, message, oracle):
-        self.client_steps(now, shared, client, message, oracle)
-        message.dcx, message.dcy = self.change(now, shared, client, message, oracle)        # lines 12-13
-        client.cx += message.dcx                                                            # line 14
-        client.cy += message.dcy
 
     def server_round(self, now, shared, mean):
         self.server_steps(now, shared, mean)
         shared.cx += now.cohort_weight * mean.dcx                                           # line 17
         shared.cy += now.cohort_weight * mean.dcy
 
-    def change(self, now, shared, client, message, oracle):
+    def change(self, now, shared, message):
         """Return c_i⁺ - c_i for the variate of option II, c_i⁺ = c_i - c - dx / (K η_l), in y with + dy."""
         mean_x, mean_y = -message.dx / now.total(self.eta_xl), message.dy / now.total(self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
+
+    def store(self, client, message, change):
+        """Send the change of the variates, and add it to c_i."""
+        message.dcx, message.dcy = change                                                   # line 13
+        client.cx += message.dcx                                                            # line 14
+        client.cy += message.dcy
 
 
 @hyperparameters
@@ -137,14 +133,22 @@ class SAGDA(_Corrected):
     @property
     def phases(self) -> tuple[Phase, ...]:
         if self.variates == "stored":
-            return super().phases
+            return super().phases  # client_round and server_round
         return Phase(self.client_variates, _VARIATES), Phase(self.client_steps, _STEPS, self.server_steps)
 
     def client_variates(self, now, shared, client, message, oracle):
         message.cx, message.cy = oracle.grad(shared.x, shared.y, self.sample(oracle))
         client.cx, client.cy = message.cx, message.cy
 
+    def client_steps(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, client, message, oracle, lambda: self.sample(oracle))
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.client_steps(now, shared, client, message, oracle)
+        self.store(client, message, self.change(now, shared, message))
+
     def sample(self, oracle):
+        """Return the sample of a local step or of a variate."""
         return oracle.full_batch if self.full_batch else oracle.sample()
 
 
@@ -195,6 +199,7 @@ class SCAFFOLD(_Corrected):
     source = "Karimireddy et al. 2020, Algorithm 1"
     cites = ("karimireddy2020scaffold",)
     paper_cost = "up 2D; down 2D; 1 phase; 1 gradient per step, option I: and 1 per round"
+    client = _VARIATES
 
     @property
     def minibatch_alternative(self) -> str:
@@ -212,9 +217,12 @@ class SCAFFOLD(_Corrected):
 
     eta_yg = eta_xg
 
-    def change(self, now, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
+        self.local_steps(now, shared, client, message, oracle, oracle.sample)
         if self.option == "II":
-            return super().change(now, shared, client, message, oracle)
-        xi = oracle.full_batch if self.option == "I" else oracle.sample()
-        gx, gy = oracle.grad(shared.x, shared.y, xi)                                        # line 12 (i)
-        return gx - client.cx, gy - client.cy
+            change = self.change(now, shared, message)
+        else:
+            xi = oracle.full_batch if self.option == "I" else oracle.sample()
+            gx, gy = oracle.grad(shared.x, shared.y, xi)                                    # line 12 (i)
+            change = gx - client.cx, gy - client.cy
+        self.store(client, message, change)

@@ -191,8 +191,8 @@ class ExtraSGD(Algorithm):
 
 
 @hyperparameters
-class LIPPAX(_Local):
-    """Local inexact proximal point: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
+class _ProximalPoint(_Local):
+    """Base class: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
 
     eta: PositiveRate = Field(description="step size η")
     H: int = Field(ge=0, description="inner steps")
@@ -202,9 +202,7 @@ class LIPPAX(_Local):
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
 
     needs: ClassVar[Needs] = {"L": ("the default of gamma", lambda method: method.gamma is None)}
-    source = "Wang & Kale n.d., LIPPAX"
     cites = ("wang_nd_slippax",)
-    example = {"L": 1.0}
     paper_cost = "up D; down D; 1 phase; H + 1 operator values per step"
 
     def __post_init__(self):
@@ -219,20 +217,28 @@ class LIPPAX(_Local):
         """Return the inner step size γ of step t."""
         return self.gamma(t) if self.gamma else 1 / (self.eta(t) * (self.L + 1 / self.eta(t)) ** 2)
 
-    def step(self, t, z, oracle):
+    def proximal_step(self, t, z, oracle, smoothed):
+        """Return x_t and z_t, with inner operator values at ``smoothed(x)``."""
         x, eta = z, self.eta(t)                                                             # line 4
         for _ in range(self.H):                                                             # line 5
-            V = oracle.operator(self.smoothed(t, x, oracle), oracle.sample())               # line 6 (6-7)
+            V = oracle.operator(smoothed(x), oracle.sample())                               # line 6 (6-7)
             x = oracle.sets.z(x - self.inner_rate(t) * (V + (x - z) / eta))
         return x, oracle.sets.z(z - eta * oracle.operator(x, oracle.sample()))              # lines 8-9 (9-10)
 
-    def smoothed(self, t, x, oracle):
-        """Return the point at which the inner loop evaluates the operator, here x."""
-        return x
+
+@hyperparameters
+class LIPPAX(_ProximalPoint):
+    """Local inexact proximal point: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
+
+    source = "Wang & Kale n.d., LIPPAX"
+    example = {"L": 1.0}
+
+    def step(self, t, z, oracle):
+        return self.proximal_step(t, z, oracle, lambda x: x)
 
 
 @hyperparameters
-class SLIPPAX(LIPPAX):
+class SLIPPAX(_ProximalPoint):
     """LIPPAX with Gaussian smoothing: inner operator values at x + δ s with new s ~ N(0, I)."""
 
     delta: float | Literal["derived", "theorem"] = Field(
@@ -240,11 +246,10 @@ class SLIPPAX(LIPPAX):
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
 
-    needs: ClassVar[Needs] = LIPPAX.needs | {
+    needs: ClassVar[Needs] = _ProximalPoint.needs | {
         "sigma": ("delta = 'derived' or 'theorem'", lambda method: isinstance(method.delta, str)),
     }
     source = "Wang & Kale n.d., SLIPPAX"
-    cites = ("wang_nd_slippax",)
     example = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
@@ -252,7 +257,17 @@ class SLIPPAX(LIPPAX):
         if isinstance(self.delta, str) and self.sigma is None and self.H > 0:
             raise ValueError(f"delta = {self.delta!r} needs sigma: set sigma, or delta to a number")
 
-    def smoothed(self, t, x, oracle):
-        power = {"derived": 0.25, "theorem": 0.5}.get(self.delta)
-        delta = self.delta if power is None else self.eta(t) * self.sigma / x.shape[-1] ** power
-        return x + delta * oracle.normal(x.shape[-1]) if delta else x
+    def step(self, t, z, oracle):
+        def smoothed(x):
+            delta = self.radius(t, x.shape[-1])
+            return x + delta * oracle.normal(x.shape[-1]) if delta else x
+
+        return self.proximal_step(t, z, oracle, smoothed)
+
+    def radius(self, t: int, d: int) -> float:
+        """Return the smoothing radius δ of step t for d variables."""
+        if self.delta == "derived":
+            return self.eta(t) * self.sigma / d**0.25
+        if self.delta == "theorem":
+            return self.eta(t) * self.sigma / d**0.5
+        return self.delta

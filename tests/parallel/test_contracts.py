@@ -66,11 +66,11 @@ def test_layout_and_resumption(comm, ran, names, group):
     np.testing.assert_array_equal(bits(resume(f"{out}/part", comm=SerialComm())), bits(alone))
 
 
-@pytest.mark.parametrize("name", [name for name, (_, zero) in METHODS.items() if zero])
+@pytest.mark.parametrize("name", [name for name, (_, still) in METHODS.items() if not any(still.values())])
 def test_zero_steps_keep_the_point(comm, out, name):
     """An average of N equal numbers may differ from them in the last bit."""
     for _, other in [pair for pair in PAIRS if pair[0] == name]:
-        simulation = started(job(method(name, zero=True), problem(other), out), comm=comm)
+        simulation = started(job(method(name, **METHODS[name][1]), problem(other), out), comm=comm)
         before = simulation.point().clone()
         simulation.step()
         torch.testing.assert_close(simulation.point(), before, rtol=1e-15, atol=0)
@@ -115,4 +115,5 @@ def test_incompatible_pairs_are_refused_with_alternatives(names, out):
 
 
 def test_all_methods_and_problems_are_tested():
+    """Each needs a line with small settings in METHODS or SETTINGS of tests/support/everything.py."""
     assert set(METHODS) == set(ALGORITHMS) and set(SETTINGS) == set(PROBLEMS)

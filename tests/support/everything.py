@@ -21,7 +21,9 @@ BILEVEL = dict(tau=2, eta_x=0.01, eta_y=0.01, eta_z=0.01, gamma_x=0.01, gamma_y=
 HALF, TOP = dict(name="rand-k", ratio=0.5), dict(name="top-k", ratio=0.5)
 SERIES = dict(J=2, ell=0.1, **NEST)
 
-#: Method → settings, and settings that make its steps zero, if any.
+#: A step size that changes no digit, for methods whose steps may not be 0.
+TINY = 1e-14
+#: Method → settings, and settings with which its steps change no digit.
 METHODS = {
     "FGDA": (dict(q=2, gamma=0.01, lam=0.01), dict(gamma=0, lam=0)),
     "AdaFGDA": (dict(q=2, gamma=0.01, lam=0.01), dict(gamma=0, lam=0)),
@@ -30,8 +32,8 @@ METHODS = {
     "FedSGDAClip": (HEAVY, dict(gamma_x=0, gamma_y=0)),
     "LSGD": (dict(K=2, eta=0.01), dict(eta=0)),
     "LESGD": (dict(K=2, eta=0.01), dict(eta=0)),
-    "LIPPAX": (dict(K=2, eta=0.01, H=2, L=5.0), None),
-    "SLIPPAX": (dict(K=2, eta=0.01, H=1, L=5.0, sigma=1.0), None),
+    "LIPPAX": (dict(K=2, eta=0.01, H=2, L=5.0), dict(eta=TINY)),
+    "SLIPPAX": (dict(K=2, eta=0.01, H=1, L=5.0, sigma=1.0), dict(eta=TINY)),
     "LocalDualExtrapolation": (dict(K=2, eta=0.01), dict(eta=0)),
     "ExtraSGD": (dict(eta=0.01, b=2), dict(eta=0)),
     "ExtraStepLocalSGD": (dict(K=2, eta=0.01), dict(eta=0)),
@@ -51,9 +53,9 @@ METHODS = {
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
     "SAGDA": (dict(variates="stored", **GLOBAL), dict(eta_xg=0, eta_yg=0)),
-    "FedGDAGT": (GLOBAL, None),
+    "FedGDAGT": (GLOBAL, dict(eta_xl=TINY, eta_yl=TINY)),
     "KGTMinimax": (GLOBAL, dict(eta_xg=0, eta_yg=0)),
-    "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), None),
+    "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta=TINY)),
     "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
     "FedAvg": (dict(K=2, eta=0.01, eta_g=0.01, server="yogi"), dict(eta_g=0)),
     "FedProx": (dict(K=2, eta=0.01, stragglers=0.5), dict(eta_g=0)),
@@ -82,16 +84,16 @@ METHODS = {
     "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedVARP": (dict(K=2, eta=0.01), dict(eta=0)),
-    "MIFA": (dict(K=2, eta=0.01), None),
-    "LocalAdaSEG": (dict(K=2, G_0=1.0, D=0.1), None),
+    "MIFA": (dict(K=2, eta=0.01), dict(eta=TINY)),
+    "LocalAdaSEG": (dict(K=2, G_0=1.0, D=0.1), dict(D=TINY)),
     "FATClipping": (dict(lam=0.5, per="round", **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "Bi2Clip": (dict(K=2, eta=0.01, u=0.5, u_g=0.1, d=0.01), dict(eta_g=0)),
-    "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), None),
+    "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), dict(gamma=TINY)),
     "SimFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
     "ShroFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
     "FedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
     "LFedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
-    "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), None),
+    "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), dict(gamma=TINY)),
     "MASHA1": (dict(gamma=0.01, tau=0.5, compression=HALF, server_compression=HALF), dict(gamma=0)),
     "MASHA2": (dict(gamma=0.01, tau=0.5, compression=TOP, server_compression=HALF), dict(gamma=0)),
 }
@@ -154,10 +156,9 @@ COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 CONSTRAINED = {"RobustRegression", "FairClassification", "FiniteMax", "TwoWayPAUC", "GroupParity"}
 
 
-def method(name: str, zero: bool = False):
-    """Return a method with its small settings, with zero steps if ``zero``."""
-    settings, none = METHODS[name]
-    return build(ALGORITHMS[name], {**settings, **(none if zero else {})}, name)
+def method(name: str, **changes):
+    """Return a method with its small settings, except for the changes."""
+    return build(ALGORITHMS[name], METHODS[name][0] | changes, name)
 
 
 def problem(name: str):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from baselines import Half
-from everything import METHODS
+from everything import METHODS, method
 from fields import Chain
 from games import Game, configuration
 from levels import Levels
 from mixtures import LogCosh
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.base.settings import build
 from mpifed.core.algorithm import communicated_fields
 from mpifed.core.records import Stored
 from mpifed.parallel.comm import SerialComm
@@ -21,17 +20,6 @@ from mpifed.simulation.simulation import Simulation
 
 #: Rounds after which a momentum of weight 0.1 has converged to 1e-7.
 ROUNDS = 150
-#: Methods whose steps may not be 0, with steps that change no digit.
-TINY = {
-    "LIPPAX": {"eta": 1e-14},
-    "SLIPPAX": {"eta": 1e-14},
-    "CODAPlus": {"eta": 1e-14},
-    "FedGDAGT": {"eta_xl": 1e-14, "eta_yl": 1e-14},
-    "LocalAdaSEG": {"D": 1e-14},
-    "MIFA": {"eta": 1e-14},
-    "ProxSkipVIPFL": {"gamma": 1e-14},
-    "ProxSkipLSVRGDAFL": {"gamma": 1e-14},
-}
 #: Options that send other messages.
 OPTIONS = {
     "SAGDA, fresh": ("SAGDA", {"variates": "fresh"}),
@@ -40,20 +28,16 @@ OPTIONS = {
     "AdaFGDA, local": ("AdaFGDA", {"sync_estimator": "local"}),
     "LESGD, one average": ("LESGD", {"sync_extrapolation": False}),
     "FedSGDAM, after": ("FedSGDAM", {"order": "after"}),
-    "CDMAONE, all data": ("CDMAONE", {"large_batch": None}),
-    "CDMAADA, all data": ("CDMAADA", {"large_batch": None}),
-    "MimeLite, all data": ("MimeLite", {"large_batch": None}),
-    "Mime, all data": ("Mime", {"large_batch": None}),
 }
-#: Methods whose small settings draw additional samples, so that their estimates do not converge.
-LARGE = {"CDMAONE", "CDMAADA", "MimeLite", "Mime"}
 
 
 def without_steps(name: str):
-    """The method with steps that do not change the point."""
-    method, options = OPTIONS.get(name, (name, {}))
-    settings, none = METHODS[method]
-    return build(ALGORITHMS[method], settings | (TINY[method] if none is None else none) | options, method)
+    """The method with steps that do not change the point, and without large minibatches, with which
+    estimates do not converge."""
+    name, options = OPTIONS.get(name, (name, {}))
+    settings, still = METHODS[name]
+    all_data = {"large_batch": None} if "large_batch" in settings else {}
+    return method(name, **still, **all_data, **options)
 
 
 class Comparing(Observer):
@@ -72,7 +56,7 @@ class Comparing(Observer):
             torch.testing.assert_close(sent, field, rtol=1e-6, atol=1e-9, msg=lambda text: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", [*(name for name in METHODS if name not in LARGE), *OPTIONS])
+@pytest.mark.parametrize("name", [*METHODS, *OPTIONS])
 def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
     """Estimates of one client without noise converge and their changes vanish, so changes would differ."""
     family = ALGORITHMS[OPTIONS.get(name, (name,))[0]].family

@@ -1,0 +1,38 @@
+"""The classes of the built-in methods: registered, and each readable without the others."""
+
+import importlib
+import pkgutil
+from types import FunctionType
+
+import mpifed.algorithms
+from mpifed.algorithms import ALGORITHMS
+
+PACKAGE = "mpifed.algorithms."
+MODULES = [
+    importlib.import_module(found.name) for found in pkgutil.iter_modules(mpifed.algorithms.__path__, PACKAGE)
+]
+
+
+def functions(cls: type) -> set[str]:
+    """Return the functions and properties that a class defines, without ``__post_init__``, which adds checks
+    to those of a base class, and the functions of a dataclass."""
+    defined = {name for name, value in vars(cls).items() if isinstance(value, FunctionType | property)}
+    return {name for name in defined if name == "__call__" or not name.startswith("__")}
+
+
+def test_every_method_is_registered():
+    for module in MODULES:
+        for name in module.__all__:
+            is_method = getattr(getattr(module, name), "source", "")
+            assert not is_method or name in ALGORITHMS, (
+                f"mpifed/algorithms/__init__.py: import {name} and add it to ALGORITHMS"
+            )
+
+
+def test_no_class_overrides_a_function_of_another():
+    """Methods vary by arguments and fields."""
+    for module in MODULES:
+        for cls in (value for value in vars(module).values() if isinstance(value, type)):
+            for base in cls.__mro__[1:]:
+                both = functions(cls) & functions(base) if base.__module__.startswith(PACKAGE) else set()
+                assert not both, f"{cls.__name__} overrides {both} of {base.__name__}: pass an argument"
