@@ -17,7 +17,6 @@ import json
 import math
 import os
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -42,9 +41,9 @@ from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, us
 from mpifed.base.paths import expand_home, expect_output_folder
 
 __all__ = [
-    "FolderPath", "Needs", "Options", "OutputFolder", "Preset", "Section", "Strict", "UserPath", "as_table",
-    "build", "choice", "declared", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
-    "is_number", "join_names", "json_schema", "places_of", "preset_of", "problem_settings", "sections_of",
+    "FolderPath", "Needs", "Options", "OutputFolder", "Section", "Strict", "UserPath", "as_table",
+    "build", "choice", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
+    "is_number", "join_names", "json_schema", "places_of", "problem_settings", "sections_of",
     "settings_of", "suggest", "title",
 ]  # fmt: skip
 
@@ -144,7 +143,7 @@ def expect_effects(record: Any) -> None:
     fields = settings_of(type(record))
     for name, (condition, holds) in type(record).needs.items():
         value = getattr(record, name)
-        if value != default_of(fields[name]) and not holds(record):
+        if name in fields and value != default_of(fields[name]) and not holds(record):
             got = short_repr(as_table(value))
             raise ValueError(
                 f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
@@ -200,82 +199,9 @@ else:
     problem_settings = _with_config_errors(_dataclass(kw_only=True, config=_CONFIG))
 
 
-class Preset:
-    """A class of settings under another name, with some settings fixed.
-
-    Calling a preset creates an instance of ``cls``. Its fields are the settings that are not fixed. All other
-    attributes are those of the class, except for those in ``about``.
-
-    Args:
-        name: name of the preset.
-        doc: description, as the docstring of a class.
-        about: attributes that differ from those of the class, such as ``source``, see :func:`declared`.
-        fixed: the fixed settings.
-    """
-
-    #: All presets, in the order of their creation.
-    instances: ClassVar[list[Preset]] = []
-
-    def __init__(self, name: str, cls: Any, doc: str, about: Mapping[str, Any] | None = None, **fixed: Any):
-        self.cls, self.about, self.fixed = cls, dict(about or {}), fixed
-        self.__name__ = self.__qualname__ = name
-        self.__doc__, self.__module__ = doc, cls.__module__
-        Preset.instances.append(self)
-
-    def __call__(self, **settings):
-        return build(self, settings, self.__name__)
-
-    def __getattr__(self, name: str):
-        if name in ("cls", "about"):  # not set yet while the preset is copied
-            raise AttributeError(name)
-        return self.about[name] if name in self.about else getattr(self.cls, name)
-
-    def __repr__(self) -> str:
-        return self.__name__
-
-    @property
-    def __dataclass_fields__(self) -> dict[str, dataclasses.Field]:
-        fields = self.cls.__dataclass_fields__
-        return {name: field for name, field in fields.items() if name not in self.fixed}
-
-    @property
-    def __pydantic_fields__(self) -> dict[str, FieldInfo]:
-        return {name: field for name, field in self.cls.__pydantic_fields__.items() if name not in self.fixed}
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self.cls)
-        free = [p for name, p in signature.parameters.items() if name not in self.fixed]
-        return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in free])
-
-    def matches(self, instance: Any) -> bool:
-        """Return whether the preset can create this instance."""
-        if type(instance) is not self.cls:
-            return False
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they were shown when the instance was created
-                candidate = dataclasses.replace(instance, **self.fixed)
-        except ValueError:  # the fixed settings do not fit the others
-            return False
-        return all(getattr(candidate, name) == getattr(instance, name) for name in self.fixed)
-
-
-def preset_of(instance) -> Preset | None:
-    """Return the preset with the most fixed settings that can create this instance; ``None`` without one."""
-    matching = (preset for preset in Preset.instances if preset.matches(instance))
-    return max(matching, key=lambda preset: len(preset.fixed), default=None)
-
-
-def declared(instance, name: str):
-    """Return an attribute of a method or a problem, as its preset declares it if the preset does."""
-    preset = preset_of(instance)
-    return preset.about[name] if preset and name in preset.about else getattr(instance, name)
-
-
 def title(instance) -> str:
-    """Return the displayed name of a method or a problem: the name of its preset, or of its class."""
-    return (preset_of(instance) or type(instance)).__name__
+    """Return the displayed name of a method or a problem, that of its class."""
+    return type(instance).__name__
 
 
 def as_table(value):
@@ -283,7 +209,7 @@ def as_table(value):
     if callable(table := getattr(value, "table", None)):  # a user-defined object
         return as_table(table())
     if dataclasses.is_dataclass(value):
-        settings = {name: as_table(getattr(value, name)) for name in _names(preset_of(value) or value)}
+        settings = {name: as_table(getattr(value, name)) for name in _names(value)}
         return {"name": getattr(value, "choice_name", None) or title(value), **settings}
     if isinstance(value, dict | BaseModel):
         return {key: as_table(part) for key, part in dict(value).items()}
@@ -346,8 +272,9 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
 
 
 def settings_of(cls: Any) -> dict[str, FieldInfo]:
-    """Return the fields of a class of settings, or of a preset, by name."""
+    """Return the fields of a class of settings by name, without fixed ones (``init=False``)."""
     fields = getattr(cls, "model_fields", None) or getattr(cls, "__pydantic_fields__", {})
+    fields = {name: field for name, field in fields.items() if field.init is not False}
     return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
 
 
@@ -380,12 +307,12 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def build(
-    cls: type | Preset,
+    cls: type,
     settings: dict[str, Any],
     what: str,
     known_elsewhere: Mapping[str, Any] = MappingProxyType({}),
 ):
-    """Create an instance of the dataclass or preset ``cls`` from a table of a job file.
+    """Create an instance of the dataclass ``cls`` from a table of a job file.
 
     Args:
         what: description of the table in messages.
@@ -406,16 +333,14 @@ def build(
 
     if unknown := [key for key in settings if key not in known]:
         raise ConfigError(join_lines(unknown, sentence))
-    fixed: dict[str, Any]
-    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        return _validator(settings_class).validate_python(settings | fixed)
+        return _validator(cls).validate_python(settings)
     except ValidationError as error:
         errors = error.errors()
         text = explain(errors, what)
         is_missing = any(error["type"] in _MISSING for error in errors)
-        if is_missing and settings_class.__module__.startswith("mpifed."):
-            text += f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
+        if is_missing and cls.__module__.startswith("mpifed."):
+            text += f"\n`mpifed info {getattr(cls, 'choice_name', cls.__name__)}` explains it"
         raise ConfigError(text) from None
 
 
@@ -561,7 +486,7 @@ class Options:
 
     Attributes:
         noun: the word for a value in messages, such as "model".
-        classes: name → class of settings, or preset.
+        classes: name → class of settings.
         user: subclass of ``base.plugins.UserObject`` if user-defined objects are also accepted.
         names: accepted names without settings; they remain texts.
         number: class to which a plain number >= 0 is passed; ``None`` if numbers are not accepted.
@@ -648,14 +573,13 @@ USER_DEFINED: tuple[dict[str, Any], ...] = (
 
 
 def _named_table(name: str, cls: Any, handler) -> dict[str, Any]:
-    """Return the JSON schema of a table that names a class of settings or a preset.
+    """Return the JSON schema of a table that names a class of settings.
 
     Args:
         handler: pydantic's function from a core schema to a JSON schema.
     """
-    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
-    table = handler.resolve_ref_schema(handler(_validator(settings_class).core_schema))
-    properties = {key: value for key, value in table["properties"].items() if key not in fixed}
+    table = handler.resolve_ref_schema(handler(_validator(cls).core_schema))
+    properties = {key: value for key, value in table["properties"].items() if key in settings_of(cls)}
     return {
         "type": "object",
         "title": name,
@@ -681,7 +605,7 @@ class _Generator(GenerateJsonSchema):
 
 def json_schema(cls: Any) -> dict[str, Any]:
     """Return the JSON schema of a section of a job file or of a class of settings."""
-    return _validator(getattr(cls, "cls", cls)).json_schema(schema_generator=_Generator)
+    return _validator(cls).json_schema(schema_generator=_Generator)
 
 
 def default_of(field: dataclasses.Field | FieldInfo):

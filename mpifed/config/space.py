@@ -326,6 +326,6 @@ def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
 
 def _hints(cls) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(getattr(cls, "cls", cls), include_extras=True)
+        return typing.get_type_hints(cls, include_extras=True)
     except NameError:  # an annotation of a user-defined class cannot be evaluated
         return {}

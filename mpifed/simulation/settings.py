@@ -27,7 +27,7 @@ from typing_extensions import TypeAliasType
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import FolderPath, Strict, UserPath, declared, explain_record, join_names, title
+from mpifed.base.settings import FolderPath, Strict, UserPath, explain_record, join_names, title
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
@@ -210,11 +210,11 @@ class SimulationSettings(Strict, BaseModel):
         algorithm.expect_clients(int(clients))
         families = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
-        if (family := declared(algorithm, "family")) not in families:
+        if algorithm.family not in families:
             article = "an" if problem.family == "operator" else "a"
             suitable = join_names(n for n, c in ALGORITHMS.items() if c.family in families)
             raise ValueError(
-                f"{method} solves {family} problems, but {name} is {article} {problem.family} "
+                f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
                 f"problem: expected one of {suitable}"
             )
         if algorithm.mixture and not getattr(problem, "mixture", False):
@@ -334,7 +334,7 @@ class SimulationSettings(Strict, BaseModel):
     @property
     def output_rule(self) -> str:
         """The output rule: as set, or the method's default."""
-        return self.output or declared(self.algorithm, "output")
+        return self.output or self.algorithm.output
 
 
 def _expect_settings(part, decorator: str) -> None:
