@@ -19,7 +19,7 @@ import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import (
@@ -27,15 +27,16 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic.dataclasses import dataclass as _dataclass
+from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType, dataclass_transform
 
 from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, user_frames
 from mpifed.base.paths import expand_home, expect_output_folder
@@ -118,6 +119,29 @@ def _as_python(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
+def expect_effects(record: Any) -> Any:
+    """Return a record of settings after a check that each has an effect with the other settings.
+
+    The class of a record declares in ``needs`` what its settings need. Defaults are always accepted.
+
+    Args:
+        record: a section, a method, a problem or a member of a choice.
+
+    Raises:
+        ValueError: a setting has no effect.
+    """
+    fields = settings_of(type(record))
+    for name, (condition, holds) in getattr(type(record), "needs", {}).items():
+        value = getattr(record, name)
+        if name in fields and value != default_of(fields[name]) and not holds(record):
+            got = short_repr(as_table(value))
+            raise ValueError(
+                f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
+                f"{condition}"
+            )
+    return record
+
+
 class Section(Strict, BaseModel):
     """Base class of records of options, such as a job file's section. Frozen; unknown names are refused."""
 
@@ -126,77 +150,39 @@ class Section(Strict, BaseModel):
     #: What settings need to have an effect, see :func:`expect_effects`.
     needs: ClassVar[Needs] = {}
 
-    @model_validator(mode="after")
-    def _settings_have_effects(self):
-        expect_effects(self)
-        return self
+    _settings_have_effects = model_validator(mode="after")(expect_effects)
 
 
-def expect_effects(record: Any) -> None:
-    """Raise a ValueError if a setting has no effect because of the other settings of its record.
+def _validated(cls: Any, **options: Any) -> Any:
+    """Make a class a pydantic dataclass that validates strictly and raises a :class:`ConfigError`."""
+    cls._settings_have_effects = model_validator(mode="after")(expect_effects)
+    cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    decorated: Any = dataclass(cls, config=config, **options)
+    validate = decorated.__init__
 
-    The class of a record declares in ``needs`` what its settings need. Defaults are always accepted.
+    @functools.wraps(validate)
+    def __init__(self, *values, **settings):
+        try:
+            validate(self, *values, **settings)
+        except ValidationError as error:
+            text = explain(error.errors(), type(self).__name__, _names(decorated))
+            raise ConfigError(text) from None
 
-    Args:
-        record: a section, a method, a problem or a member of a choice.
-    """
-    fields = settings_of(type(record))
-    for name, (condition, holds) in type(record).needs.items():
-        value = getattr(record, name)
-        if name in fields and value != default_of(fields[name]) and not holds(record):
-            got = short_repr(as_table(value))
-            raise ValueError(
-                f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
-                f"{condition}"
-            )
-
-
-def _with_config_errors(decorate: Callable[[type], type]) -> Callable[[type], type]:
-    """Extend pydantic's dataclass decorator: classes validate strictly and raise a :class:`ConfigError`."""
-
-    def decorator(cls: type) -> type:
-        if getattr(cls, "needs", None) and {"needs", "__post_init__"} & vars(cls).keys():
-            cls.__post_init__ = _then_expect_effects(getattr(cls, "__post_init__", None))  # type: ignore[attr-defined]
-        cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]  # type: ignore[attr-defined]
-        decorated: Any = decorate(cls)
-        validate = decorated.__init__
-
-        @functools.wraps(validate)
-        def __init__(self, *values, **settings):
-            try:
-                validate(self, *values, **settings)
-            except ValidationError as error:
-                text = explain(error.errors(), type(self).__name__, _names(decorated))
-                raise ConfigError(text) from None
-
-        decorated.__init__ = __init__
-        return decorated
-
-    return decorator
+    decorated.__init__ = __init__
+    return decorated
 
 
-def _then_expect_effects(validate: Callable[[Any], None] | None) -> Callable[[Any], None]:
-    """Return a ``__post_init__`` that also checks that the settings have an effect."""
-
-    def __post_init__(self):
-        if validate is not None:
-            validate(self)
-        expect_effects(self)
-
-    return __post_init__
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def hyperparameters(cls):
+    """Make a class a method or another frozen record of settings."""
+    return _validated(cls, frozen=True)
 
 
-if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses
-    from pydantic.dataclasses import dataclass as hyperparameters
-    from pydantic.dataclasses import dataclass as problem_settings
-else:
-    _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
-
-    #: Decorator of a method or of another frozen record of settings.
-    hyperparameters = _with_config_errors(_dataclass(frozen=True, config=_CONFIG))
-
-    #: Decorator of a problem, which is not frozen. Settings are keyword arguments.
-    problem_settings = _with_config_errors(_dataclass(kw_only=True, config=_CONFIG))
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+def problem_settings(cls):
+    """Make a class a problem, which is not frozen. Settings are keyword arguments."""
+    return _validated(cls, kw_only=True)
 
 
 def title(instance) -> str:
@@ -286,7 +272,7 @@ def _options_in(annotation: Any) -> Iterable[Options]:
         yield from _options_in(part)
 
 
-def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str]) -> str:
+def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str] = ()) -> str:
     """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
     hint = suggest(str(key), options)
     if places:
@@ -434,7 +420,7 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     if error["type"] in _MISSING:
         return f"{where} is missing: it has no default"
     if error["type"] == "unexpected_keyword_argument":
-        return f"{what} has no setting {short_repr(error['loc'][-1])}: {suggest(path[-1], known)}"
+        return _unknown(what, error["loc"][-1], known)
     if error["type"] == "unexpected_positional_argument":
         names, value = [*known], short_repr(error["input"])
         return f"{what} has {len(names)} settings ({', '.join(names)}), got another value, {value}"
