@@ -19,7 +19,7 @@ import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -42,10 +42,10 @@ from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, us
 from mpifed.base.paths import expand_home, expect_output_folder
 
 __all__ = [
-    "FolderPath", "Needs", "Options", "OutputFolder", "Section", "Strict", "UserPath", "as_table",
-    "build", "choice", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
-    "is_number", "join_names", "json_schema", "places_of", "problem_settings", "sections_of",
-    "settings_of", "suggest", "title",
+    "Affects", "Digits", "Files", "FolderPath", "Length", "Needs", "Options", "OutputFolder", "Results",
+    "Section", "Selection", "Speed", "Strict", "UserPath", "affecting", "as_table", "build", "choice",
+    "default_of", "explain", "explain_record", "flatten", "hyperparameters", "is_number", "join_names",
+    "json_schema", "places_of", "problem_settings", "sections_of", "settings_of", "suggest", "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -108,6 +108,37 @@ def _strict(schema: Any, infinite: bool = False) -> Any:
         if infinite and not has_lower | has_upper:
             strict["ge"] = -math.inf  # any bound refuses NaN
     return core_schema.no_info_before_validator_function(_as_python, strict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Affects:
+    """Annotation of a setting of a job.
+
+    Attributes:
+        what: what the setting changes: the computed values; only their last ``digits``; how many rounds are
+            computed (``length``); which values are evaluated and stored (``selection``); ``speed``; or only
+            ``files``, the display and the supervision of the process.
+    """
+
+    what: str
+
+
+_T = TypeVar("_T")
+Results = Annotated[_T, Affects("results")]
+Digits = Annotated[_T, Affects("digits")]
+Length = Annotated[_T, Affects("length")]
+Selection = Annotated[_T, Affects("selection")]
+Speed = Annotated[_T, Affects("speed")]
+Files = Annotated[_T, Affects("files")]
+
+
+def affecting(model: type[BaseModel], *effects: str) -> list[str]:
+    """Return the settings of a record that are declared to affect one of ``effects``: :class:`Affects`."""
+    return [
+        name
+        for name, field in model.model_fields.items()
+        if any(isinstance(part, Affects) and part.what in effects for part in field.metadata)
+    ]
 
 
 def is_number(value) -> bool:

@@ -27,7 +27,20 @@ from typing_extensions import TypeAliasType
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import FolderPath, Strict, UserPath, explain_record, join_names, title
+from mpifed.base.settings import (
+    Digits,
+    Files,
+    FolderPath,
+    Length,
+    Results,
+    Selection,
+    Speed,
+    Strict,
+    UserPath,
+    explain_record,
+    join_names,
+    title,
+)
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
@@ -67,44 +80,47 @@ def _group(value):
     return value
 
 
+_Group = Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)]
+
+
 class ExecutionOptions(ParallelOptions):
     """How rounds are computed and evaluated."""
 
-    dtype: Literal["float32", "float64"] = Field(
+    dtype: Results[Literal["float32", "float64"]] = Field(
         "float32", description="floating-point type of the state and the gradients"
     )
-    autocast: Literal["none", "bfloat16"] = Field(
+    autocast: Results[Literal["none", "bfloat16"]] = Field(
         "none",
         description="dtype of torch.autocast in losses, which changes the results; state, gradients and "
         "messages stay float32",
     )
-    compile: Literal["none", "default", "reduce-overhead"] = Field(
+    compile: Results[Literal["none", "default", "reduce-overhead"]] = Field(
         "none",
         description="mode of torch.compile for the gradients of a group, which changes the last digits; "
         "reduce-overhead captures CUDA graphs on a GPU",
     )
-    group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
+    group: Digits[_Group] = Field(
         "auto",
         description="number of clients that a rank steps at a time; 1 loops over clients, a larger number "
         "vectorises them, which changes the last digits; auto: vectorised for small models with many "
         "clients, on GPUs for all but large models",
     )
-    matrices: Literal["coordinator", "replicated"] = Field(
+    matrices: Speed[Literal["coordinator", "replicated"]] = Field(
         "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"
     )
-    eval_every: int | None = Field(
+    eval_every: Selection[int | None] = Field(
         None,
         ge=1,
         description="rounds between evaluations, in addition to the first and the last round; default: 10, "
         "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring the samples "
         "would take more than a tenth of the run",
     )
-    evaluate_on: tuple[Literal["train", "clients"], ...] = Field(
+    evaluate_on: Selection[tuple[Literal["train", "clients"], ...]] = Field(
         (),
         description="further samples for metrics, in addition to the test and validation splits; train: "
         "all training samples; clients: those of each client, with quantiles and the worst client",
     )
-    data_dir: FolderPath | None = Field(
+    data_dir: Files[FolderPath | None] = Field(
         None, description="folder of the data files; default: $MPIFED_DATA, or ../shared/data"
     )
 
@@ -165,31 +181,31 @@ class SimulationSettings(Strict, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    algorithm: Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]
-    problem: InstanceOf[Problem]
-    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
-    rounds: int = Field(100, ge=1, description="communication rounds")
-    output: Literal["last", "average", "uniform"] | None = Field(
+    algorithm: Results[Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]]
+    problem: Results[InstanceOf[Problem]]
+    seed: Results[int] = Field(0, ge=0, description="seed of all random numbers of the run")
+    rounds: Length[int] = Field(100, ge=1, description="communication rounds")
+    output: Results[Literal["last", "average", "uniform"] | None] = Field(
         None,
         description="the returned point: the last iterate, the average, or that of a random round; "
         "default: the rule of the method, which `mpifed info METHOD` shows",
     )
-    metrics: tuple[MetricSetting, ...] = Field(
+    metrics: Selection[tuple[MetricSetting, ...]] = Field(
         (),
         description='further metrics by name, and user-defined functions "./file.py:name" of (scores, '
         "labels) or of (point)",
     )
-    initial: Annotated[UserPath, AfterValidator(_weights)] | None = Field(
+    initial: Results[Annotated[UserPath, AfterValidator(_weights)] | None] = Field(
         None, description="file with initial weights (.safetensors) of the network; default: random weights"
     )
-    oracle: OracleOptions = OracleOptions()
-    participation: Participation = Participation()
-    message: Message = Message()
+    oracle: Results[OracleOptions] = OracleOptions()
+    participation: Results[Participation] = Participation()
+    message: Results[Message] = Message()
     run: ExecutionOptions = ExecutionOptions()
-    clock: Clock | None = None
-    regularize: Regularize | None = None
-    measures: StationarityOptions | None = None
-    personalize: Personalize | None = None
+    clock: Results[Clock | None] = None
+    regularize: Results[Regularize | None] = None
+    measures: Results[StationarityOptions | None] = None
+    personalize: Results[Personalize | None] = None
 
     def __init__(self, /, **settings):
         try:

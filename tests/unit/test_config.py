@@ -13,6 +13,7 @@ from mpifed import Config, ConfigError
 from mpifed.algorithms import AFL, MFCGD, SLIPPAX, STEM, AdaFGDA, FedNormSGDA, LocalSGDA
 from mpifed.base.errors import short_repr, truncate
 from mpifed.base.settings import (
+    affecting,
     as_table,
     build,
     hyperparameters,
@@ -296,6 +297,13 @@ def test_invalid_overrides_are_refused():
     endless = {}
     endless["run"] = endless
     assert "nested more than 20 deep" in refusal(lambda: Config.from_table(endless))
+
+
+def test_each_setting_declares_what_it_affects():
+    effects = ("results", "digits", "length", "selection", "speed", "files")
+    for model, sections in ((Config, ["run"]), (Run, [])):
+        declared = [name for effect in effects for name in affecting(model, effect)]
+        assert sorted(declared + sections) == sorted(model.model_fields)
 
 
 def test_configurations_and_their_sections_are_frozen():
