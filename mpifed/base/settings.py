@@ -45,7 +45,8 @@ __all__ = [
     "Affects", "Digits", "Files", "FolderPath", "Length", "Needs", "Options", "OutputFolder", "Results",
     "Section", "Selection", "Speed", "Strict", "UserPath", "affecting", "as_table", "build", "choice",
     "default_of", "explain", "explain_record", "flatten", "hyperparameters", "is_number", "join_names",
-    "json_schema", "places_of", "problem_settings", "sections_of", "settings_of", "suggest", "title",
+    "json_schema", "options_in", "places_of", "problem_settings", "sections_of", "settings_of", "suggest",
+    "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -281,7 +282,7 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
             if section in ("", place):
                 nested += [
                     f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
-                    for options in _options_in(field.annotation)
+                    for options in options_in(field.annotation)
                     for option, cls in options.classes.items()
                     if word in _names(cls)
                 ]
@@ -295,12 +296,12 @@ def settings_of(cls: Any) -> dict[str, FieldInfo]:
     return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
 
 
-def _options_in(annotation: Any) -> Iterable[Options]:
+def options_in(annotation: Any) -> Iterable[Options]:
     """Yield the choices by name in an annotation."""
     yield from (part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Options))
     inner = (annotation.__value__,) if isinstance(annotation, TypeAliasType) else typing.get_args(annotation)
     for part in inner:
-        yield from _options_in(part)
+        yield from options_in(part)
 
 
 def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str] = ()) -> str:

@@ -13,7 +13,6 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.plugins import (
     call_user_code,
@@ -27,14 +26,19 @@ from mpifed.base.plugins import (
 from mpifed.base.settings import build, settings_of, suggest, title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
-from mpifed.problems import PROBLEMS
 
 __all__ = ["changed_sources", "expect_same_sources", "find_class", "builtin_classes", "create", "name_of"]
 
 
 def builtin_classes(section: str) -> Mapping[str, type]:
     """Return the package's classes by name. ``section`` is "algorithm" or "problem"."""
-    return ALGORITHMS if section == "algorithm" else PROBLEMS
+    if section == "algorithm":
+        from mpifed.algorithms import ALGORITHMS
+
+        return ALGORITHMS
+    from mpifed.problems import PROBLEMS
+
+    return PROBLEMS
 
 
 def find_class(name: str, section: str) -> type:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +25,6 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
-from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import (
@@ -172,6 +172,13 @@ def _with_schedules(method: Algorithm) -> Algorithm:
     return dataclasses.replace(method, **changed) if changed else method
 
 
+def _methods(suits: Callable[[type[Algorithm]], bool]) -> str:
+    """Return the names of the built-in methods that suit, for a message; only then all are imported."""
+    from mpifed.algorithms import ALGORITHMS
+
+    return join_names(name for name, cls in ALGORITHMS.items() if suits(cls))
+
+
 class SimulationSettings(Strict, BaseModel):
     """A problem, a method and the options of their simulation.
 
@@ -228,10 +235,9 @@ class SimulationSettings(Strict, BaseModel):
         families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
         if algorithm.family not in families:
             article = "an" if problem.family == "operator" else "a"
-            suitable = join_names(n for n, c in ALGORITHMS.items() if c.family in families)
             raise ValueError(
                 f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
-                f"problem: expected one of {suitable}"
+                f"problem: expected one of {_methods(lambda cls: cls.family in families)}"
             )
         if algorithm.mixture and not getattr(problem, "mixture", False):
             raise ValueError(
@@ -239,16 +245,15 @@ class SimulationSettings(Strict, BaseModel):
                 f"but {name} does not declare mixture = True: expected one of ClientMixture, QuadraticMixture"
             )
         if problem.separate_coordinates and algorithm.projects != "server":
-            suitable = join_names(n for n, c in ALGORITHMS.items() if c.projects == "server")
             raise ValueError(
                 f"{method} averages points that clients have projected, but the clients of {name} see "
                 "different coordinates of y, so that it would solve another problem. For a method that "
-                f"projects at the server, expected one of {suitable}"
+                f"projects at the server, expected one of {_methods(lambda cls: cls.projects == 'server')}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
                 f"{name} has a convex part φ = {problem.phi}, which {method} would ignore: expected one of "
-                f"{join_names(n for n, c in ALGORITHMS.items() if c.composite)}"
+                f"{_methods(lambda cls: cls.composite)}"
             )
         return self
 
@@ -270,10 +275,9 @@ class SimulationSettings(Strict, BaseModel):
         if partial and not algorithm.partial_participation:
             fields = ", ".join(stored_fields(algorithm))
             reason = f", because clients store {fields} between rounds" if fields else ""
-            others = join_names(n for n, c in ALGORITHMS.items() if c.partial_participation)
             raise ValueError(
                 f"{title(algorithm)} is defined for full participation only{reason}, got {partial}: leave it "
-                f"out, or use one of {others}"
+                f"out, or use one of {_methods(lambda cls: cls.partial_participation)}"
             )
         if not (partial and self.participation.availability and self.participation.availability.unbiased):
             return self
