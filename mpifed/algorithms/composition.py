@@ -34,8 +34,8 @@ import math
 import torch
 from pydantic import Field
 
-from mpifed.base.settings import Preset, hyperparameters
-from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
+from mpifed.base.settings import hyperparameters
+from mpifed.core.adaptive import FirstMatrix, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.directions import clip
 from mpifed.core.records import Record
@@ -137,4 +137,9 @@ def _bounded(value: torch.Tensor, bound: float, axes: int) -> torch.Tensor:
     return value if math.isinf(bound) else clip(value, bound, tuple(range(-axes, 0)))
 
 
-MFCGD = Preset("MFCGD", AdaMFCGD, "MFCGD: AdaMFCGD with A_t = I.", matrix=Identity(), first_matrix="identity")
+@hyperparameters
+class MFCGD(AdaMFCGD):
+    """MFCGD: AdaMFCGD with A_t = I."""
+
+    matrix: Matrix = Field(default="identity", init=False)
+    first_matrix: FirstMatrix = Field(default="identity", init=False)

@@ -25,7 +25,7 @@ from pydantic import Field
 from mpifed.algorithms.composition import chain_rule
 from mpifed.algorithms.fednest import in_sequence
 from mpifed.base.errors import ContractError
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Constant, Rate, Weight
@@ -175,7 +175,11 @@ class LocalSCGDM(Algorithm):
             client.u = u
 
 
-LocalSCGD = Preset("LocalSCGD", LocalSCGDM, "Local-SCGD: Local-SCGDM without momentum, α = 1.", alpha=1.0)
+@hyperparameters
+class LocalSCGD(LocalSCGDM):
+    """Local-SCGD: Local-SCGDM without momentum, α = 1."""
+
+    alpha: Weight = Field(default=1.0, init=False)
 
 
 @hyperparameters

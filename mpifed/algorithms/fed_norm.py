@@ -27,7 +27,7 @@ from pydantic import Field
 from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
 from mpifed.algorithms.unequal_steps import UnequalSteps, sampling_scale, step_masks
 from mpifed.base.errors import short_repr
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
@@ -115,9 +115,8 @@ class FedNormSGDAPlus(_FedNorm):
         self.global_step(now, shared, mean)
 
 
-AFL = Preset(
-    "AFL",
-    FedNormSGDA,
+@hyperparameters
+class AFL(FedNormSGDA):
     """AFL: one step of x and of the clients' weights λ (block y) per round, projected at the server.
 
     AFL is Fed-Norm-SGDA with one local step, on a mixture of the clients' losses such as ``ClientMixture``.
@@ -131,17 +130,17 @@ AFL = Preset(
       client of the cohort computes a gradient, which is weighted by λ.
     * *Output.* As in the paper, the averages of x and λ over the rounds.
     * *Other implementations* bound λ from below by .001, reduce γ_λ by a constant factor per round, or use
-      multiplicative weights. None of this is part of the paper.""",
-    about={
-        "source": "Mohri, Sivek & Suresh 2019",
-        "cites": ("mohri2019afl",),
-        "paper_cost": "up |x| and 1 number; down |x| and |λ|; 1 phase; 1 gradient per round",
-        "output": "average",
-        "example": {},
-    },
-    tau=1,
-    eta_x=0.0,
-    eta_y=0.0,
-    a=1.0,
-    tau_eff=None,
-)
+      multiplicative weights. None of this is part of the paper.
+    """
+
+    tau: int = Field(default=1, init=False)
+    eta_x: Rate = Field(default=0.0, init=False)
+    eta_y: Rate = Field(default=0.0, init=False)
+    a: float = Field(default=1.0, init=False)
+    tau_eff: None = Field(default=None, init=False)
+
+    source = "Mohri, Sivek & Suresh 2019"
+    cites = ("mohri2019afl",)
+    paper_cost = "up |x| and 1 number; down |x| and |λ|; 1 phase; 1 gradient per round"
+    output = "average"
+    example = {}

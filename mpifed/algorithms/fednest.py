@@ -24,7 +24,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
@@ -113,4 +113,9 @@ class FedNest(Algorithm):
         message.x = x
 
 
-LFedNest = Preset("LFedNest", FedNest, "LFedNest: FedNest without corrections.", inner="sgd", outer="sgd")
+@hyperparameters
+class LFedNest(FedNest):
+    """LFedNest: FedNest without corrections."""
+
+    inner: Form = Field(default="sgd", init=False)
+    outer: Form = Field(default="sgd", init=False)

@@ -30,7 +30,7 @@ from typing import Literal
 from pydantic import Field
 
 from mpifed.algorithms.fednest import Form, in_sequence
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
@@ -162,15 +162,15 @@ class FedNestBilevel(Algorithm):
         return oracle.upper_grad(x, y, xi)[0] - oracle.lower_products(x, y, p, zeta)[0]
 
 
-LFedNestBilevel = Preset(
-    "LFedNestBilevel",
-    FedNestBilevel,
-    "LFedNest: FedNest without corrections, with a separate series at every client.",
-    about={
-        "paper_cost": "up and down T|y| + |x|; T + 1 phases; 1 of ∇_y g per inner step, 1 of ∇f and of "
-        "products with second derivatives of g per outer step, 1 of ∇f and J products per round"
-    },
-    inner="sgd",
-    outer="sgd",
-    separate=True,
-)
+@hyperparameters
+class LFedNestBilevel(FedNestBilevel):
+    """LFedNest: FedNest without corrections, with a separate series at every client."""
+
+    inner: Form = Field(default="sgd", init=False)
+    outer: Form = Field(default="sgd", init=False)
+    separate: bool = Field(default=True, init=False)
+
+    paper_cost = (
+        "up and down T|y| + |x|; T + 1 phases; 1 of ∇_y g per inner step, 1 of ∇f and of products with "
+        "second derivatives of g per outer step, 1 of ∇f and J products per round"
+    )

@@ -43,8 +43,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from mpifed.base.settings import Preset, hyperparameters
-from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
+from mpifed.base.settings import hyperparameters
+from mpifed.core.adaptive import FirstMatrix, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, StormWeight, largest
@@ -178,25 +178,26 @@ class AdaFGDA(Algorithm):
         return w, torch.add(gy, v - old_gy, alpha=1 - self.alpha(t, eta))
 
 
-FGDA = Preset(
-    "FGDA", AdaFGDA, "FGDA: AdaFGDA with A_t = I, B_t = I.", matrix=Identity(), first_matrix="identity"
-)
-STEM = Preset(
-    "STEM",
-    AdaFGDA,
-    "STEM: local steps along STORM estimators that are averaged with the points; FGDA without y.",
-    about={
-        "source": "Khanduri et al. 2021, STEM",
-        "cites": ("khanduri2021stem",),
-        "family": "minimisation",
-        "paper_cost": "up 2D; down 2D; 1 phase; 2 gradients per step, and a batch at the start",
-    },
-    matrix=Identity(),
-    first_matrix="identity",
-    sync_estimator="stem",
-    first_estimators="average",
-    project_y="mixed",
-    gamma=1.0,
-    lam=0.0,
-    alpha=0.1,
-)
+@hyperparameters
+class FGDA(AdaFGDA):
+    """FGDA: AdaFGDA with A_t = I, B_t = I."""
+
+    matrix: Matrix = Field(default="identity", init=False)
+    first_matrix: FirstMatrix = Field(default="identity", init=False)
+
+
+@hyperparameters
+class STEM(FGDA):
+    """STEM: local steps along STORM estimators that are averaged with the points; FGDA without y."""
+
+    sync_estimator: Literal["stem"] = Field(default="stem", init=False)
+    first_estimators: Literal["average"] = Field(default="average", init=False)
+    project_y: Literal["mixed"] = Field(default="mixed", init=False)
+    gamma: Rate = Field(default=1.0, init=False)
+    lam: Rate = Field(default=0.0, init=False)
+    alpha: StormWeight = Field(default=0.1, init=False)
+
+    source = "Khanduri et al. 2021, STEM"
+    cites = ("khanduri2021stem",)
+    family = "minimisation"
+    paper_cost = "up 2D; down 2D; 1 phase; 2 gradients per step, and a batch at the start"

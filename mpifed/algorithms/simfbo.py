@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.unequal_steps import UnequalSteps, sampling_scale, step_masks
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
@@ -90,4 +90,8 @@ class SimFBO(UnequalSteps):
         shared.z = Ball(radius=self.radius)(z) if self.radius else z
 
 
-ShroFBO = Preset("ShroFBO", SimFBO, "ShroFBO: SimFBO with normalized directions.", normalized=True)
+@hyperparameters
+class ShroFBO(SimFBO):
+    """ShroFBO: SimFBO with normalized directions."""
+
+    normalized: bool = Field(default=True, init=False)

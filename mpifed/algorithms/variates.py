@@ -35,7 +35,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, stored, within_round
 from mpifed.core.schedules import PositiveRate, Rate
@@ -152,36 +152,34 @@ class SAGDA(_Corrected):
         return oracle.full_batch if self.full_batch else oracle.sample()
 
 
-FedGDAGT = Preset(
-    "FedGDAGT",
-    SAGDA,
-    "FedGDA-GT: SAGDA with fresh variates, exact gradients and projection at the server.",
-    about={
-        "source": "Sun & Wei 2022",
-        "cites": ("sun2022fedgdagt",),
-        "paper_cost": "up 2D; down 2D; 2 phases; 1 gradient of all data per step and 1 per round",
-        "projects": "server",
-    },
-    variates="fresh",
-    first_variates="zero",
-    full_batch=True,
-    projection="server",
-    eta_xg=1.0,
-    eta_yg=1.0,
-)
-KGTMinimax = Preset(
-    "KGTMinimax",
-    SAGDA,
-    "K-GT-Minimax: SAGDA with stored variates that start at the gradients of the starting point.",
-    about={
-        "source": "Li 2024, K-GT-Minimax; Liu et al. 2023, K-GT",
-        "cites": ("li2024kgtminimax", "liu2023kgt"),
-        "paper_cost": "up D; down D; 1 phase; 1 gradient per step, and 1 at the start",
-    },
-    variates="stored",
-    first_variates="gradient",
-    full_batch=False,
-)
+@hyperparameters
+class FedGDAGT(SAGDA):
+    """FedGDA-GT: SAGDA with fresh variates, exact gradients and projection at the server."""
+
+    variates: Literal["fresh"] = Field(default="fresh", init=False)
+    first_variates: Literal["zero"] = Field(default="zero", init=False)
+    full_batch: bool = Field(default=True, init=False)
+    projection: Literal["server"] = Field(default="server", init=False)
+    eta_xg: Rate = Field(default=1.0, init=False)
+    eta_yg: Rate = Field(default=1.0, init=False)
+
+    source = "Sun & Wei 2022"
+    cites = ("sun2022fedgdagt",)
+    paper_cost = "up 2D; down 2D; 2 phases; 1 gradient of all data per step and 1 per round"
+    projects = "server"
+
+
+@hyperparameters
+class KGTMinimax(SAGDA):
+    """K-GT-Minimax: SAGDA with stored variates that start at the gradients of the starting point."""
+
+    variates: Literal["stored"] = Field(default="stored", init=False)
+    first_variates: Literal["gradient"] = Field(default="gradient", init=False)
+    full_batch: bool = Field(default=False, init=False)
+
+    source = "Li 2024, K-GT-Minimax; Liu et al. 2023, K-GT"
+    cites = ("li2024kgtminimax", "liu2023kgt")
+    paper_cost = "up D; down D; 1 phase; 1 gradient per step, and 1 at the start"
 
 
 @hyperparameters

@@ -17,10 +17,9 @@ import json
 import math
 import os
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -28,24 +27,26 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic.dataclasses import dataclass as _dataclass
+from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType, dataclass_transform
 
 from mpifed.base.errors import ConfigError, join_lines, short_repr, truncate, user_frames
 from mpifed.base.paths import expand_home, expect_output_folder
 
 __all__ = [
-    "FolderPath", "Needs", "Options", "OutputFolder", "Preset", "Section", "Strict", "UserPath", "as_table",
-    "build", "choice", "declared", "default_of", "explain", "explain_record", "flatten", "hyperparameters",
-    "is_number", "join_names", "json_schema", "places_of", "preset_of", "problem_settings", "sections_of",
-    "settings_of", "suggest", "title",
+    "Affects", "Digits", "Files", "FolderPath", "Length", "Needs", "Options", "OutputFolder", "Results",
+    "Section", "Selection", "Speed", "Strict", "UserPath", "affecting", "as_table", "build", "choice",
+    "default_of", "explain", "explain_record", "flatten", "hyperparameters", "is_number", "join_names",
+    "json_schema", "options_in", "places_of", "problem_settings", "sections_of", "settings_of", "suggest",
+    "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -110,6 +111,37 @@ def _strict(schema: Any, infinite: bool = False) -> Any:
     return core_schema.no_info_before_validator_function(_as_python, strict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Affects:
+    """Annotation of a setting of a job.
+
+    Attributes:
+        what: what the setting changes: the computed values; only their last ``digits``; how many rounds are
+            computed (``length``); which values are evaluated and stored (``selection``); ``speed``; or only
+            ``files``, the display and the supervision of the process.
+    """
+
+    what: str
+
+
+_T = TypeVar("_T")
+Results = Annotated[_T, Affects("results")]
+Digits = Annotated[_T, Affects("digits")]
+Length = Annotated[_T, Affects("length")]
+Selection = Annotated[_T, Affects("selection")]
+Speed = Annotated[_T, Affects("speed")]
+Files = Annotated[_T, Affects("files")]
+
+
+def affecting(model: type[BaseModel], *effects: str) -> list[str]:
+    """Return the settings of a record that are declared to affect one of ``effects``: :class:`Affects`."""
+    return [
+        name
+        for name, field in model.model_fields.items()
+        if any(isinstance(part, Affects) and part.what in effects for part in field.metadata)
+    ]
+
+
 def is_number(value) -> bool:
     """Return whether a value of a setting is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -117,6 +149,29 @@ def is_number(value) -> bool:
 
 def _as_python(value):
     return value.item() if isinstance(value, np.generic) else value
+
+
+def expect_effects(record: Any) -> Any:
+    """Return a record of settings after a check that each has an effect with the other settings.
+
+    The class of a record declares in ``needs`` what its settings need. Defaults are always accepted.
+
+    Args:
+        record: a section, a method, a problem or a member of a choice.
+
+    Raises:
+        ValueError: a setting has no effect.
+    """
+    fields = settings_of(type(record))
+    for name, (condition, holds) in getattr(type(record), "needs", {}).items():
+        value = getattr(record, name)
+        if name in fields and value != default_of(fields[name]) and not holds(record):
+            got = short_repr(as_table(value))
+            raise ValueError(
+                f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
+                f"{condition}"
+            )
+    return record
 
 
 class Section(Strict, BaseModel):
@@ -127,155 +182,44 @@ class Section(Strict, BaseModel):
     #: What settings need to have an effect, see :func:`expect_effects`.
     needs: ClassVar[Needs] = {}
 
-    @model_validator(mode="after")
-    def _settings_have_effects(self):
-        expect_effects(self)
-        return self
+    _settings_have_effects = model_validator(mode="after")(expect_effects)
 
 
-def expect_effects(record: Any) -> None:
-    """Raise a ValueError if a setting has no effect because of the other settings of its record.
+def _validated(cls: Any, **options: Any) -> Any:
+    """Make a class a pydantic dataclass that validates strictly and raises a :class:`ConfigError`."""
+    cls._settings_have_effects = model_validator(mode="after")(expect_effects)
+    cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    decorated: Any = dataclass(cls, config=config, **options)
+    validate = decorated.__init__
 
-    The class of a record declares in ``needs`` what its settings need. Defaults are always accepted.
-
-    Args:
-        record: a section, a method, a problem or a member of a choice.
-    """
-    fields = settings_of(type(record))
-    for name, (condition, holds) in type(record).needs.items():
-        value = getattr(record, name)
-        if value != default_of(fields[name]) and not holds(record):
-            got = short_repr(as_table(value))
-            raise ValueError(
-                f"{name} has no effect without {condition}, got {name} = {got}: leave {name} out, or set "
-                f"{condition}"
-            )
-
-
-def _with_config_errors(decorate: Callable[[type], type]) -> Callable[[type], type]:
-    """Extend pydantic's dataclass decorator: classes validate strictly and raise a :class:`ConfigError`."""
-
-    def decorator(cls: type) -> type:
-        if getattr(cls, "needs", None) and {"needs", "__post_init__"} & vars(cls).keys():
-            cls.__post_init__ = _then_expect_effects(getattr(cls, "__post_init__", None))  # type: ignore[attr-defined]
-        cls.__get_pydantic_core_schema__ = vars(Strict)["__get_pydantic_core_schema__"]  # type: ignore[attr-defined]
-        decorated: Any = decorate(cls)
-        validate = decorated.__init__
-
-        @functools.wraps(validate)
-        def __init__(self, *values, **settings):
-            try:
-                validate(self, *values, **settings)
-            except ValidationError as error:
-                text = explain(error.errors(), type(self).__name__, _names(decorated))
-                raise ConfigError(text) from None
-
-        decorated.__init__ = __init__
-        return decorated
-
-    return decorator
-
-
-def _then_expect_effects(validate: Callable[[Any], None] | None) -> Callable[[Any], None]:
-    """Return a ``__post_init__`` that also checks that the settings have an effect."""
-
-    def __post_init__(self):
-        if validate is not None:
-            validate(self)
-        expect_effects(self)
-
-    return __post_init__
-
-
-if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses
-    from pydantic.dataclasses import dataclass as hyperparameters
-    from pydantic.dataclasses import dataclass as problem_settings
-else:
-    _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
-
-    #: Decorator of a method or of another frozen record of settings.
-    hyperparameters = _with_config_errors(_dataclass(frozen=True, config=_CONFIG))
-
-    #: Decorator of a problem, which is not frozen. Settings are keyword arguments.
-    problem_settings = _with_config_errors(_dataclass(kw_only=True, config=_CONFIG))
-
-
-class Preset:
-    """A class of settings under another name, with some settings fixed.
-
-    Calling a preset creates an instance of ``cls``. Its fields are the settings that are not fixed. All other
-    attributes are those of the class, except for those in ``about``.
-
-    Args:
-        name: name of the preset.
-        doc: description, as the docstring of a class.
-        about: attributes that differ from those of the class, such as ``source``, see :func:`declared`.
-        fixed: the fixed settings.
-    """
-
-    #: All presets, in the order of their creation.
-    instances: ClassVar[list[Preset]] = []
-
-    def __init__(self, name: str, cls: Any, doc: str, about: Mapping[str, Any] | None = None, **fixed: Any):
-        self.cls, self.about, self.fixed = cls, dict(about or {}), fixed
-        self.__name__ = self.__qualname__ = name
-        self.__doc__, self.__module__ = doc, cls.__module__
-        Preset.instances.append(self)
-
-    def __call__(self, **settings):
-        return build(self, settings, self.__name__)
-
-    def __getattr__(self, name: str):
-        if name in ("cls", "about"):  # not set yet while the preset is copied
-            raise AttributeError(name)
-        return self.about[name] if name in self.about else getattr(self.cls, name)
-
-    def __repr__(self) -> str:
-        return self.__name__
-
-    @property
-    def __dataclass_fields__(self) -> dict[str, dataclasses.Field]:
-        fields = self.cls.__dataclass_fields__
-        return {name: field for name, field in fields.items() if name not in self.fixed}
-
-    @property
-    def __pydantic_fields__(self) -> dict[str, FieldInfo]:
-        return {name: field for name, field in self.cls.__pydantic_fields__.items() if name not in self.fixed}
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self.cls)
-        free = [p for name, p in signature.parameters.items() if name not in self.fixed]
-        return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in free])
-
-    def matches(self, instance: Any) -> bool:
-        """Return whether the preset can create this instance."""
-        if type(instance) is not self.cls:
-            return False
+    @functools.wraps(validate)
+    def __init__(self, *values, **settings):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they were shown when the instance was created
-                candidate = dataclasses.replace(instance, **self.fixed)
-        except ValueError:  # the fixed settings do not fit the others
-            return False
-        return all(getattr(candidate, name) == getattr(instance, name) for name in self.fixed)
+            validate(self, *values, **settings)
+        except ValidationError as error:
+            text = explain(error.errors(), type(self).__name__, _names(decorated))
+            raise ConfigError(text) from None
+
+    decorated.__init__ = __init__
+    return decorated
 
 
-def preset_of(instance) -> Preset | None:
-    """Return the preset with the most fixed settings that can create this instance; ``None`` without one."""
-    matching = (preset for preset in Preset.instances if preset.matches(instance))
-    return max(matching, key=lambda preset: len(preset.fixed), default=None)
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def hyperparameters(cls):
+    """Make a class a method or another frozen record of settings."""
+    return _validated(cls, frozen=True)
 
 
-def declared(instance, name: str):
-    """Return an attribute of a method or a problem, as its preset declares it if the preset does."""
-    preset = preset_of(instance)
-    return preset.about[name] if preset and name in preset.about else getattr(instance, name)
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+def problem_settings(cls):
+    """Make a class a problem, which is not frozen. Settings are keyword arguments."""
+    return _validated(cls, kw_only=True)
 
 
 def title(instance) -> str:
-    """Return the displayed name of a method or a problem: the name of its preset, or of its class."""
-    return (preset_of(instance) or type(instance)).__name__
+    """Return the displayed name of a method or a problem, that of its class."""
+    return type(instance).__name__
 
 
 def as_table(value):
@@ -283,7 +227,7 @@ def as_table(value):
     if callable(table := getattr(value, "table", None)):  # a user-defined object
         return as_table(table())
     if dataclasses.is_dataclass(value):
-        settings = {name: as_table(getattr(value, name)) for name in _names(preset_of(value) or value)}
+        settings = {name: as_table(getattr(value, name)) for name in _names(value)}
         return {"name": getattr(value, "choice_name", None) or title(value), **settings}
     if isinstance(value, dict | BaseModel):
         return {key: as_table(part) for key, part in dict(value).items()}
@@ -338,7 +282,7 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
             if section in ("", place):
                 nested += [
                     f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
-                    for options in _options_in(field.annotation)
+                    for options in options_in(field.annotation)
                     for option, cls in options.classes.items()
                     if word in _names(cls)
                 ]
@@ -346,20 +290,21 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
 
 
 def settings_of(cls: Any) -> dict[str, FieldInfo]:
-    """Return the fields of a class of settings, or of a preset, by name."""
+    """Return the fields of a class of settings by name, without fixed ones (``init=False``)."""
     fields = getattr(cls, "model_fields", None) or getattr(cls, "__pydantic_fields__", {})
+    fields = {name: field for name, field in fields.items() if field.init is not False}
     return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
 
 
-def _options_in(annotation: Any) -> Iterable[Options]:
+def options_in(annotation: Any) -> Iterable[Options]:
     """Yield the choices by name in an annotation."""
     yield from (part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Options))
     inner = (annotation.__value__,) if isinstance(annotation, TypeAliasType) else typing.get_args(annotation)
     for part in inner:
-        yield from _options_in(part)
+        yield from options_in(part)
 
 
-def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str]) -> str:
+def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str] = ()) -> str:
     """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
     hint = suggest(str(key), options)
     if places:
@@ -380,12 +325,12 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def build(
-    cls: type | Preset,
+    cls: type,
     settings: dict[str, Any],
     what: str,
     known_elsewhere: Mapping[str, Any] = MappingProxyType({}),
 ):
-    """Create an instance of the dataclass or preset ``cls`` from a table of a job file.
+    """Create an instance of the dataclass ``cls`` from a table of a job file.
 
     Args:
         what: description of the table in messages.
@@ -406,16 +351,14 @@ def build(
 
     if unknown := [key for key in settings if key not in known]:
         raise ConfigError(join_lines(unknown, sentence))
-    fixed: dict[str, Any]
-    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        return _validator(settings_class).validate_python(settings | fixed)
+        return _validator(cls).validate_python(settings)
     except ValidationError as error:
         errors = error.errors()
         text = explain(errors, what)
         is_missing = any(error["type"] in _MISSING for error in errors)
-        if is_missing and settings_class.__module__.startswith("mpifed."):
-            text += f"\n`mpifed info {getattr(settings_class, 'choice_name', cls.__name__)}` explains it"
+        if is_missing and cls.__module__.startswith("mpifed."):
+            text += f"\n`mpifed info {getattr(cls, 'choice_name', cls.__name__)}` explains it"
         raise ConfigError(text) from None
 
 
@@ -509,7 +452,7 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     if error["type"] in _MISSING:
         return f"{where} is missing: it has no default"
     if error["type"] == "unexpected_keyword_argument":
-        return f"{what} has no setting {short_repr(error['loc'][-1])}: {suggest(path[-1], known)}"
+        return _unknown(what, error["loc"][-1], known)
     if error["type"] == "unexpected_positional_argument":
         names, value = [*known], short_repr(error["input"])
         return f"{what} has {len(names)} settings ({', '.join(names)}), got another value, {value}"
@@ -561,7 +504,7 @@ class Options:
 
     Attributes:
         noun: the word for a value in messages, such as "model".
-        classes: name → class of settings, or preset.
+        classes: name → class of settings.
         user: subclass of ``base.plugins.UserObject`` if user-defined objects are also accepted.
         names: accepted names without settings; they remain texts.
         number: class to which a plain number >= 0 is passed; ``None`` if numbers are not accepted.
@@ -648,14 +591,13 @@ USER_DEFINED: tuple[dict[str, Any], ...] = (
 
 
 def _named_table(name: str, cls: Any, handler) -> dict[str, Any]:
-    """Return the JSON schema of a table that names a class of settings or a preset.
+    """Return the JSON schema of a table that names a class of settings.
 
     Args:
         handler: pydantic's function from a core schema to a JSON schema.
     """
-    settings_class, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
-    table = handler.resolve_ref_schema(handler(_validator(settings_class).core_schema))
-    properties = {key: value for key, value in table["properties"].items() if key not in fixed}
+    table = handler.resolve_ref_schema(handler(_validator(cls).core_schema))
+    properties = {key: value for key, value in table["properties"].items() if key in settings_of(cls)}
     return {
         "type": "object",
         "title": name,
@@ -681,7 +623,7 @@ class _Generator(GenerateJsonSchema):
 
 def json_schema(cls: Any) -> dict[str, Any]:
     """Return the JSON schema of a section of a job file or of a class of settings."""
-    return _validator(getattr(cls, "cls", cls)).json_schema(schema_generator=_Generator)
+    return _validator(cls).json_schema(schema_generator=_Generator)
 
 
 def default_of(field: dataclasses.Field | FieldInfo):

@@ -16,7 +16,7 @@ from mpifed.algorithms.fedavg import SERVERS
 from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
-from mpifed.base.settings import build, declared, default_of, join_names, settings_of, suggest
+from mpifed.base.settings import build, default_of, join_names, settings_of, suggest
 from mpifed.cli.output import console, echo, print_markdown, print_table
 from mpifed.cli.schema import Row, rows_of, toml
 from mpifed.config.job import SECTIONS, Config
@@ -48,7 +48,7 @@ class Group(NamedTuple):
     """Objects of one type.
 
     Attributes:
-        members: name → class, preset or object.
+        members: name → class or object.
         singular: the word for one member, e.g. "partition".
         setting: the setting of a job file whose value is a member; "" if there are several such settings.
         note: a sentence for the page of settings.
@@ -317,11 +317,10 @@ def _print_group(group: Group) -> None:
 
 def _example_line(group: Group, name: str, obj) -> str:
     """Return a line of a job file that selects an object, with its required settings; "" if there is none."""
-    cls = getattr(obj, "cls", obj)
-    if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
+    if not group.setting or (isinstance(obj, type) and not dataclasses.is_dataclass(obj)):
         return ""
-    examples, required = getattr(cls, "example", {}), {}
-    for field in _required(obj) if isinstance(cls, type) else ():
+    examples, required = getattr(obj, "example", {}), {}
+    for field in _required(obj) if isinstance(obj, type) else ():
         plausible = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
         required[field.name] = examples.get(field.name, plausible)
     return f"{group.setting} = {toml({'name': name, **required}) if required else toml(name)}"
@@ -364,7 +363,7 @@ def _places_of(key: str) -> list[str]:
     """Return the settings of sections called ``key``, and the objects with such a setting."""
     sections = [f"{section}.{key}" for section in SECTIONS if any(row.name == key for row in _rows(section))]
     members = {name: obj for group in GROUPS.values() for name, obj in group.members.items()}
-    return sections + [name for name, obj in members.items() if key in settings_of(getattr(obj, "cls", obj))]
+    return sections + [name for name, obj in members.items() if key in settings_of(obj)]
 
 
 def _print_object(name: str, group: str, obj) -> None:
@@ -381,8 +380,7 @@ def _print_object(name: str, group: str, obj) -> None:
     echo()
     print_markdown(inspect.getdoc(obj) or "no description")
     echo()
-    cls = getattr(obj, "cls", obj)
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+    if isinstance(obj, type) and dataclasses.is_dataclass(obj):
         _print_rows(rows_of(obj))
     elif isinstance(obj, Theorem):
         _print_theorem(obj)
@@ -391,9 +389,9 @@ def _print_object(name: str, group: str, obj) -> None:
         print_table(("setting", "value"), values)
     if name in GROUPS[group].members and (text := _example_line(GROUPS[group], name, obj)):
         echo(f"\nFor example: {text}\n")
-    if isinstance(cls, type) and issubclass(cls, Algorithm):
+    if isinstance(obj, type) and issubclass(obj, Algorithm):
         _print_method(example(obj))
-        print_markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or ""))
+        print_markdown("---\n" + (inspect.getdoc(sys.modules[obj.__module__]) or ""))
 
 
 def _print_theorem(theorem: Theorem) -> None:
@@ -424,17 +422,17 @@ def _print_method(method: Algorithm) -> None:
         f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
         f"{method.calls_per_step} evaluation(s) per local step"
     )
-    if paper_cost := declared(method, "paper_cost"):
+    if paper_cost := method.paper_cost:
         screen.print(f"  in the papers (D is the number of variables): {paper_cost}")
     screen.print(f"  partial participation: {partial}")
-    if method.constrained and declared(method, "family") in ("minimax", "operator"):
+    if method.constrained and method.family in ("minimax", "operator"):
         screen.print(f"  projection of y: at the {PROJECTED[method.projects]}")
     screen.print("  bytes up and down are measured during a run and stored in its results")
     screen.print(f"output, unless the job sets it: {_output_of(method)}")
 
 
 def _output_of(method: Algorithm) -> str:
-    if declared(method, "output") == "last":
+    if method.output == "last":
         return "the last iterate"
     fields = ", ".join(f"shared.{field}" for field in dict.fromkeys(method.averages.values()))
     return f"the average in {fields}" if fields else "the average of the iterates after each round"
@@ -473,8 +471,7 @@ def settings_page() -> str:
         lines += [f"## `[{section}]`", "", *DESCRIPTIONS[section].split("\n"), ""]
     lines += _page_table(rows_of(Tune))
     for heading, group in GROUPS.items():
-        classes = [getattr(member, "cls", member) for member in group.members.values()]
-        if all(isinstance(cls, type) and dataclasses.is_dataclass(cls) for cls in classes):
+        if all(isinstance(cls, type) and dataclasses.is_dataclass(cls) for cls in group.members.values()):
             how = (
                 f"`{group.setting}`: a name, or a table with the name and settings." if group.setting else ""
             )

@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
-    """Return the settings of a section, a class or a preset.
+    """Return the settings of a section or a class.
 
     Args:
         names: names of settings of a section; by default all.

@@ -15,7 +15,17 @@ from pydantic import Field, model_validator
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.paths import expand_home
 from mpifed.base.plugins import Plugin, plugins_of
-from mpifed.base.settings import Needs, Section, as_table, sections_of
+from mpifed.base.settings import (
+    Digits,
+    Files,
+    Length,
+    Needs,
+    Results,
+    Section,
+    Selection,
+    as_table,
+    sections_of,
+)
 from mpifed.base.units import Seconds
 from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
@@ -67,21 +77,21 @@ class Stop(Section):
 class Run(StorageOptions, ExecutionOptions):
     """[run]: how the run is executed."""
 
-    threads: int | None = Field(
+    threads: Digits[int | None] = Field(
         None,
         ge=1,
         le=4096,
         description="threads of torch per rank; default: 1 with reduction = exact, otherwise the cores of "
         "the node divided by its ranks",
     )
-    watchdog: Seconds = Field(
+    watchdog: Files[Seconds] = Field(
         60.0,
         ge=0,
         le=1e8,
         description="minimum time without progress after which the run is ended; ten times as long for the "
         "set-up, the first round and the first evaluation; 0 disables the watchdog",
     )
-    progress: bool = Field(True, description="show a progress bar on rank 0")
+    progress: Files[bool] = Field(True, description="show a progress bar on rank 0")
 
 
 #: Sections and settings that a table omits if they are ``None``.
@@ -101,12 +111,12 @@ class Config(SimulationSettings):
         ConfigError: settings are wrong or incompatible; one line per error.
     """
 
-    record: tuple[str, ...] = Field(
+    record: Selection[tuple[str, ...]] = Field(
         (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
     )
-    stop: Stop = Stop()
+    stop: Length[Stop] = Stop()
     run: Run = Run()
-    theory: dict[str, Any] | None = Field(
+    theory: Results[dict[str, Any] | None] = Field(
         None,
         description='name of a theorem, e.g. of = "wang-kale-2", and its constants; settings of the method '
         'may then be { name = "theorem" }',

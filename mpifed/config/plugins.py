@@ -13,7 +13,6 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.plugins import (
     call_user_code,
@@ -24,20 +23,25 @@ from mpifed.base.plugins import (
     load_object,
     plugin_of,
 )
-from mpifed.base.settings import Preset, build, settings_of, suggest, title
+from mpifed.base.settings import build, settings_of, suggest, title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
-from mpifed.problems import PROBLEMS
 
 __all__ = ["changed_sources", "expect_same_sources", "find_class", "builtin_classes", "create", "name_of"]
 
 
-def builtin_classes(section: str) -> Mapping[str, type | Preset]:
+def builtin_classes(section: str) -> Mapping[str, type]:
     """Return the package's classes by name. ``section`` is "algorithm" or "problem"."""
-    return ALGORITHMS if section == "algorithm" else PROBLEMS
+    if section == "algorithm":
+        from mpifed.algorithms import ALGORITHMS
+
+        return ALGORITHMS
+    from mpifed.problems import PROBLEMS
+
+    return PROBLEMS
 
 
-def find_class(name: str, section: str) -> type | Preset:
+def find_class(name: str, section: str) -> type:
     """Return the class with a name. ``section`` is "algorithm" or "problem".
 
     Raises:
@@ -73,7 +77,7 @@ def _is_plugin(value, base: type) -> bool:
     return isinstance(value, type) and issubclass(value, base) and plugin_of(value) is not None
 
 
-def create(cls: type | Preset, settings: dict[str, Any], section: str, known: Mapping[str, Any]):
+def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str, Any]):
     """Create an instance of a class from the settings of a job file's section.
 
     Args:
@@ -92,13 +96,13 @@ def create(cls: type | Preset, settings: dict[str, Any], section: str, known: Ma
         raise ConfigError(f"{error}{_replacement(cls, settings, section)}") from error.__cause__
 
 
-def _replacement(cls: type | Preset, settings: dict[str, Any], section: str) -> str:
+def _replacement(cls: type, settings: dict[str, Any], section: str) -> str:
     """Return the changes that replace a section with settings of another class, or ""."""
     fields = settings_of(cls)
     others = {name for other in builtin_classes(section).values() for name in settings_of(other)}
     if not settings.keys() & (others - fields.keys()):
         return ""
-    plugin = plugin_of(getattr(cls, "cls", cls))
+    plugin = plugin_of(cls)
     words = [f"{section}={plugin.name if plugin else cls.__name__}"]
     words += [f"{section}.{name}=..." for name, field in fields.items() if field.is_required()]
     return f"\nto replace all settings of the {section}: {' '.join(words)}"

@@ -18,20 +18,18 @@ import copy
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpifed.algorithms.fedavg import SERVERS, Server
-from mpifed.algorithms.mime import BASES, Base
+from typing_extensions import TypeAliasType
+
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.settings import default_of, is_number
+from mpifed.base.settings import default_of, is_number, options_in
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
-from mpifed.core.adaptive import MATRICES, Decay, Matrix
-from mpifed.core.directions import DIRECTIONS, Direction
+from mpifed.core.adaptive import Decay
 from mpifed.core.schedules import PositiveRate, Rate, StormWeight, Threshold, Weight
-from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Choice", "Range", "Space", "space_of"]
 
@@ -39,14 +37,6 @@ __all__ = ["Choice", "Range", "Space", "space_of"]
 _FLOATS = (float, Rate, PositiveRate, Threshold, StormWeight, Weight, Decay)
 #: Default ranges of step sizes, of weights, and of 1 minus a decay.
 STEP, WEIGHT, COMPLEMENT = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
-#: Settings that are chosen by name, whose own floats belong to the method's search space: type → choices.
-_CHOICES_WITH_SETTINGS = (
-    (Matrix, MATRICES),
-    (Direction, DIRECTIONS),
-    (Server, SERVERS),
-    (Base, BASES),
-    (Mirror, MIRRORS),
-)
 #: Part of a range, on the logarithmic scale, that counts as its end.
 END = 0.1
 #: Significant digits of proposed values, which keep folder names and files readable.
@@ -225,7 +215,7 @@ def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[st
 
 
 def _given_setting(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
-    members = next((members for cls, members in _CHOICES_WITH_SETTINGS if hint == cls), None)
+    members = _members(hint)
     if isinstance(value, list):
         choice = _choice(key, value)
         yield key, choice if len(value) > 1 else value[0]
@@ -306,12 +296,11 @@ def _is_decay(hint, field) -> bool:
 def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
     """Yield the default range of an omitted float, or of each float of an omitted choice by name."""
     default = default_of(field)
-    for cls, members in _CHOICES_WITH_SETTINGS:
-        if hint == cls and default is not None:
-            name = default if isinstance(default, str) else getattr(default, "choice_name", None)
-            inside = [*_open_settings(members.get(name), {}, f"{key}.")]
-            yield from [(f"{key}.name", name), *inside] if inside else []
-            return
+    if members := _members(hint):
+        name = default if isinstance(default, str) else getattr(default, "choice_name", None)
+        inside = [*_open_settings(members.get(name), {}, f"{key}.")]
+        yield from [(f"{key}.name", name), *inside] if inside else []
+        return
     least, most = _bounds(hint, field)
     if hint not in _FLOATS or default in (None, 1, math.inf) or least > 0:
         return
@@ -324,8 +313,17 @@ def _omitted_setting(key: str, hint, field) -> Iterator[tuple[str, Any]]:
         yield key, Range(*STEP)
 
 
+def _members(hint) -> Mapping[str, Any]:
+    """Return the choices of a setting that is chosen by name, whose own floats belong to the search space.
+
+    Schedules are no such setting: they are searched as numbers.
+    """
+    options = options_in(hint) if isinstance(hint, TypeAliasType) else ()
+    return next((option.classes for option in options if not option.number), {})
+
+
 def _hints(cls) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(getattr(cls, "cls", cls), include_extras=True)
+        return typing.get_type_hints(cls, include_extras=True)
     except NameError:  # an annotation of a user-defined class cannot be evaluated
         return {}

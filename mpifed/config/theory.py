@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code
-from mpifed.base.settings import Preset, default_of, flatten, is_number, settings_of, suggest
+from mpifed.base.settings import default_of, flatten, is_number, settings_of, suggest
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
@@ -29,7 +29,7 @@ __all__ = ["fill", "prescription_of", "summary"]
 
 
 def fill(
-    method: type[Algorithm] | Preset, settings: dict[str, Any], table: dict[str, Any], problem: Problem
+    method: type[Algorithm], settings: dict[str, Any], table: dict[str, Any], problem: Problem
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Replace settings of a method that name a theorem by the step sizes that the theorem prescribes.
 
@@ -125,7 +125,7 @@ def _theorem(name) -> Theorem:
     return THEOREMS[name]
 
 
-def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
+def _theorem_for(name, method: type[Algorithm]) -> Theorem:
     available = [known for known, theorem in THEOREMS.items() if method.__name__ in theorem.methods]
     if name is None and available:
         raise ConfigError(
@@ -141,7 +141,7 @@ def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
     return theorem
 
 
-def _known_from_job(method: type[Algorithm] | Preset, settings: dict, table: dict) -> dict[str, float]:
+def _known_from_job(method: type[Algorithm], settings: dict, table: dict) -> dict[str, float]:
     """Return the numeric hyperparameters, and counts such as "rounds" by the names in ``Theorem.letters``."""
     values = {name: default_of(field) for name, field in settings_of(method).items()} | settings
     known = {name: value for name, value in values.items() if is_number(value)}

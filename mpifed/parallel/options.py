@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from mpifed.base.settings import Section
+from mpifed.base.settings import Digits, Section, Speed
 
 __all__ = ["ParallelOptions"]
 
@@ -14,26 +14,26 @@ __all__ = ["ParallelOptions"]
 class ParallelOptions(Section):
     """Distribution of the work over ranks and devices, and summation of messages."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: Speed[Literal["auto", "cpu", "cuda"]] = Field(
         "auto", description="device of the state and the gradients; auto: a GPU if one is available"
     )
-    gpus: tuple[NonNegativeInt, ...] | None = Field(
+    gpus: Speed[tuple[NonNegativeInt, ...] | None] = Field(
         None,
         min_length=1,
         description="numbers of the GPUs that are assigned to the ranks of a node, round-robin; default: all",
     )
-    transport: Literal["auto", "shm", "host", "cuda-mpi", "nccl"] = Field(
+    transport: Speed[Literal["auto", "shm", "host", "cuda-mpi", "nccl"]] = Field(
         "auto",
         description="transport of messages; auto: shared memory within a node, NCCL if every rank has its "
         "own GPU, otherwise MPI in host memory",
     )
-    reduction: Literal["exact", "fused"] | None = Field(
+    reduction: Digits[Literal["exact", "fused"] | None] = Field(
         None,
         description="exact: results are bitwise identical for every number and placement of ranks, for the "
         "same dtype, autocast, compile, threads, type of device, machine, and loop or vectorised clients; "
         "fused: one Allreduce; default: exact on CPUs, fused on GPUs and for compiled groups",
     )
-    placement: Literal["even", "balanced"] = Field(
+    placement: Speed[Literal["even", "balanced"]] = Field(
         "even",
         description="even: equal numbers of clients per rank; balanced: with full batches, nearly equal "
         "numbers of samples per rank",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mpifed.base.plugins import short_names
-from mpifed.base.settings import flatten, suggest
+from mpifed.base.settings import affecting, flatten, suggest
+from mpifed.config.job import Config, Run
 from mpifed.config.theory import prescription_of
-from mpifed.core.autodiff import Evaluation
 from mpifed.core.metrics import CLIENTS, PERSONAL, VALIDATION, split_metric_name
 from mpifed.report.statistics import (
     Curve,
@@ -35,14 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "Setting", "best", "metrics_of", "paired_tests", "settings_of"]
 
-#: The settings of [run] that distinguish settings, because they can change results or their speed. The others
-#: concern files, evaluations, and the numbers of threads and GPUs.
-_EXECUTION = (
-    "device", "dtype", *Evaluation._fields, "group", "matrices", "placement", "reduction", "transport"
-)  # fmt: skip
+#: The settings of [run] that distinguish settings: not the numbers of threads and GPUs, as machines differ.
+_EXECUTION = {*affecting(Run, "results", "digits", "speed")} - {"threads", "gpus"}
 
-#: Sections of a job that do not distinguish settings.
-_IGNORED = {"seed", "record", "metrics", "run", "plugins", "theory"}
+#: Settings and sections of a job that do not distinguish settings.
+_IGNORED = {*affecting(Config, "selection"), "seed", "run", "plugins", "theory"}
 
 
 @dataclass(frozen=True, eq=False)

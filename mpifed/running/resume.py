@@ -11,10 +11,10 @@ from typing import NamedTuple
 from mpifed.base.data_files import digest_of_path, walk
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
-from mpifed.base.settings import flatten
-from mpifed.config.job import Config
+from mpifed.base.settings import affecting, flatten
+from mpifed.config.job import Config, Run
 from mpifed.config.plugins import changed_sources
-from mpifed.core.autodiff import PLAIN, Evaluation
+from mpifed.core.autodiff import PLAIN
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.checkpointing import Snapshot, expect_state, writer_version
 from mpifed.running.result import Result, broadcast, load
@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 #: Sections that may differ when a job is continued, because they do not determine what it computes.
-_IGNORED = ("rounds", "stop", "run", "plugins")
+_IGNORED = (*affecting(Config, "length"), "run", "plugins")
 #: Maximum number of differences between two jobs that a message lists.
 MAX_DIFFERENCES = 3
 _START_OVER = "choose another run.out, or set run.overwrite=true to start over"
@@ -367,18 +367,19 @@ def _with_numbers(table):
 def _numerical_settings(*tables: dict) -> list[dict]:
     """Select the settings in the section ``run`` that affect the numerical results, one dictionary per table.
 
-    These are the dtype and the evaluation of functions; if a table has the reduction ``exact``, also the
-    reduction, the number of threads (1 unless set), and whether clients are vectorised or looped over.
+    With the reduction ``exact`` in a table, these include the settings that affect the last digits: the
+    number of threads is 1 unless set, and ``group`` only distinguishes vectorised from looped-over clients.
     An unset reduction and the group "auto" count as equal to the value in the other table.
     """
     runs = [table.get("run", {}) for table in tables]
     known = next((run["reduction"] for run in runs if run.get("reduction")), None)
     runs = [run | {"reduction": run.get("reduction") or known} for run in runs]
-    names = ["dtype", *Evaluation._fields]
+    names = affecting(Run, "results")
     if any(run.get("reduction") == "exact" for run in runs):
-        names += ["reduction", "threads"]
+        names += affecting(Run, "digits")
         groups = [run.get("group", "auto") for run in runs]
-        names += ["group"] if "auto" not in groups and len({group == 1 for group in groups}) > 1 else []
+        if "auto" in groups or len({group == 1 for group in groups}) == 1:
+            names.remove("group")
     absent = {"threads": 1, **PLAIN._asdict()}
     return [{f"run.{name}": run.get(name) or absent.get(name) for name in names} for run in runs]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,10 +25,22 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
-from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import FolderPath, Strict, UserPath, declared, explain_record, join_names, title
+from mpifed.base.settings import (
+    Digits,
+    Files,
+    FolderPath,
+    Length,
+    Results,
+    Selection,
+    Speed,
+    Strict,
+    UserPath,
+    explain_record,
+    join_names,
+    title,
+)
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
@@ -64,44 +77,47 @@ def _group(value):
     return value
 
 
+_Group = Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)]
+
+
 class ExecutionOptions(ParallelOptions):
     """How rounds are computed and evaluated."""
 
-    dtype: Literal["float32", "float64"] = Field(
+    dtype: Results[Literal["float32", "float64"]] = Field(
         "float32", description="floating-point type of the state and the gradients"
     )
-    autocast: Literal["none", "bfloat16"] = Field(
+    autocast: Results[Literal["none", "bfloat16"]] = Field(
         "none",
         description="dtype of torch.autocast in losses, which changes the results; state, gradients and "
         "messages stay float32",
     )
-    compile: Literal["none", "default", "reduce-overhead"] = Field(
+    compile: Results[Literal["none", "default", "reduce-overhead"]] = Field(
         "none",
         description="mode of torch.compile for the gradients of a group, which changes the last digits; "
         "reduce-overhead captures CUDA graphs on a GPU",
     )
-    group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
+    group: Digits[_Group] = Field(
         "auto",
         description="number of clients that a rank steps at a time; 1 loops over clients, a larger number "
         "vectorises them, which changes the last digits; auto: vectorised for small models with many "
         "clients, on GPUs for all but large models",
     )
-    matrices: Literal["coordinator", "replicated"] = Field(
+    matrices: Speed[Literal["coordinator", "replicated"]] = Field(
         "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"
     )
-    eval_every: int | None = Field(
+    eval_every: Selection[int | None] = Field(
         None,
         ge=1,
         description="rounds between evaluations, in addition to the first and the last round; default: 10, "
         "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring the samples "
         "would take more than a tenth of the run",
     )
-    evaluate_on: tuple[Literal["train", "clients"], ...] = Field(
+    evaluate_on: Selection[tuple[Literal["train", "clients"], ...]] = Field(
         (),
         description="further samples for metrics, in addition to the test and validation splits; train: "
         "all training samples; clients: those of each client, with quantiles and the worst client",
     )
-    data_dir: FolderPath | None = Field(
+    data_dir: Files[FolderPath | None] = Field(
         None, description="folder of the data files; default: $MPIFED_DATA, or ../shared/data"
     )
 
@@ -153,6 +169,13 @@ def _with_schedules(method: Algorithm) -> Algorithm:
     return dataclasses.replace(method, **changed) if changed else method
 
 
+def _methods(suits: Callable[[type[Algorithm]], bool]) -> str:
+    """Return the names of the built-in methods that suit, for a message; only then all are imported."""
+    from mpifed.algorithms import ALGORITHMS
+
+    return join_names(name for name, cls in ALGORITHMS.items() if suits(cls))
+
+
 class SimulationSettings(Strict, BaseModel):
     """A problem, a method and the options of their simulation.
 
@@ -162,31 +185,31 @@ class SimulationSettings(Strict, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    algorithm: Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]
-    problem: InstanceOf[Problem]
-    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
-    rounds: int = Field(100, ge=1, description="communication rounds")
-    output: Literal["last", "average", "uniform"] | None = Field(
+    algorithm: Results[Annotated[InstanceOf[Algorithm], AfterValidator(_with_schedules)]]
+    problem: Results[InstanceOf[Problem]]
+    seed: Results[int] = Field(0, ge=0, description="seed of all random numbers of the run")
+    rounds: Length[int] = Field(100, ge=1, description="communication rounds")
+    output: Results[Literal["last", "average", "uniform"] | None] = Field(
         None,
         description="the returned point: the last iterate, the average, or that of a random round; "
         "default: the rule of the method, which `mpifed info METHOD` shows",
     )
-    metrics: tuple[MetricSetting, ...] = Field(
+    metrics: Selection[tuple[MetricSetting, ...]] = Field(
         (),
         description='further metrics by name, and user-defined functions "./file.py:name" of (scores, '
         "labels) or of (point)",
     )
-    initial: Annotated[UserPath, AfterValidator(_weights)] | None = Field(
+    initial: Results[Annotated[UserPath, AfterValidator(_weights)] | None] = Field(
         None, description="file with initial weights (.safetensors) of the network; default: random weights"
     )
-    oracle: OracleOptions = OracleOptions()
-    participation: Participation = Participation()
-    message: Message = Message()
+    oracle: Results[OracleOptions] = OracleOptions()
+    participation: Results[Participation] = Participation()
+    message: Results[Message] = Message()
     run: ExecutionOptions = ExecutionOptions()
-    clock: Clock | None = None
-    regularize: Regularize | None = None
-    measures: StationarityOptions | None = None
-    personalize: Personalize | None = None
+    clock: Results[Clock | None] = None
+    regularize: Results[Regularize | None] = None
+    measures: Results[StationarityOptions | None] = None
+    personalize: Results[Personalize | None] = None
 
     def __init__(self, /, **settings):
         try:
@@ -207,12 +230,11 @@ class SimulationSettings(Strict, BaseModel):
         algorithm.expect_clients(int(clients))
         families = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
-        if (family := declared(algorithm, "family")) not in families:
+        if algorithm.family not in families:
             article = "an" if problem.family == "operator" else "a"
-            suitable = join_names(n for n, c in ALGORITHMS.items() if c.family in families)
             raise ValueError(
-                f"{method} solves {family} problems, but {name} is {article} {problem.family} "
-                f"problem: expected one of {suitable}"
+                f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
+                f"problem: expected one of {_methods(lambda cls: cls.family in families)}"
             )
         if algorithm.mixture and not getattr(problem, "mixture", False):
             raise ValueError(
@@ -220,16 +242,15 @@ class SimulationSettings(Strict, BaseModel):
                 f"but {name} does not declare mixture = True: expected one of ClientMixture, QuadraticMixture"
             )
         if problem.separate_coordinates and algorithm.projects != "server":
-            suitable = join_names(n for n, c in ALGORITHMS.items() if c.projects == "server")
             raise ValueError(
                 f"{method} averages points that clients have projected, but the clients of {name} see "
                 "different coordinates of y, so that it would solve another problem. For a method that "
-                f"projects at the server, expected one of {suitable}"
+                f"projects at the server, expected one of {_methods(lambda cls: cls.projects == 'server')}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
                 f"{name} has a convex part φ = {problem.phi}, which {method} would ignore: expected one of "
-                f"{join_names(n for n, c in ALGORITHMS.items() if c.composite)}"
+                f"{_methods(lambda cls: cls.composite)}"
             )
         return self
 
@@ -251,10 +272,9 @@ class SimulationSettings(Strict, BaseModel):
         if partial and not algorithm.partial_participation:
             fields = ", ".join(stored_fields(algorithm))
             reason = f", because clients store {fields} between rounds" if fields else ""
-            others = join_names(n for n, c in ALGORITHMS.items() if c.partial_participation)
             raise ValueError(
                 f"{title(algorithm)} is defined for full participation only{reason}, got {partial}: leave it "
-                f"out, or use one of {others}"
+                f"out, or use one of {_methods(lambda cls: cls.partial_participation)}"
             )
         if not (partial and self.participation.availability and self.participation.availability.unbiased):
             return self
@@ -331,7 +351,7 @@ class SimulationSettings(Strict, BaseModel):
     @property
     def output_rule(self) -> str:
         """The output rule: as set, or the method's default."""
-        return self.output or declared(self.algorithm, "output")
+        return self.output or self.algorithm.output
 
 
 def _expect_settings(part, decorator: str) -> None:

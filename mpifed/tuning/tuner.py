@@ -15,11 +15,12 @@ import numpy as np
 
 from mpifed.base.errors import ConfigError, ContractError
 from mpifed.base.log import LOG, info, progress_bar
+from mpifed.base.settings import affecting
 from mpifed.config.grids import select_part
+from mpifed.config.job import Run
 from mpifed.config.tuning import Study, Tune, Tuning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.running.signals import Stopped, early_signal
-from mpifed.storage.options import StorageOptions
 from mpifed.tuning.results import SearchResult, discard, read, result_of, store, write_tables
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import (
@@ -37,8 +38,6 @@ __all__ = ["Interrupted", "Plan", "plan", "tune"]
 
 #: Errors of a run that must be reported to the other ranks.
 _ERRORS = (CollectiveError, ConfigError, ContractError, OSError)
-#: Settings of [run] that do not affect results.
-_NO_EFFECT = {*StorageOptions.model_fields, "data_dir", "progress", "watchdog"}
 
 
 class Interrupted(RuntimeError):
@@ -124,7 +123,8 @@ def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:
 def _digest(study: Study, plan: Plan, tune: Tune) -> str:
     """Return a digest of all settings that affect the result of a search."""
     table = study.config(study.space.costliest).table()
-    table["run"] = {key: value for key, value in table["run"].items() if key not in _NO_EFFECT}
+    files = affecting(Run, "files")
+    table["run"] = {key: value for key, value in table["run"].items() if key not in files}
     parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, tune.seeds]
     parts += [tune.min_rounds] if tune.min_rounds > 1 else []
     parts += [plan.probe.data] if plan.probe.data else []

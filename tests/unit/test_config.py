@@ -3,19 +3,29 @@
 import copy
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
 from mpifed import Config, ConfigError
-from mpifed.algorithms import AFL, FGDA, MFCGD, SLIPPAX, STEM, AdaFGDA, LocalSGDA
+from mpifed.algorithms import AFL, MFCGD, SLIPPAX, STEM, AdaFGDA, FedNormSGDA, LocalSGDA
 from mpifed.base.errors import short_repr, truncate
-from mpifed.base.settings import Preset, as_table, build, declared, problem_settings, suggest, title
+from mpifed.base.settings import (
+    affecting,
+    as_table,
+    build,
+    hyperparameters,
+    problem_settings,
+    settings_of,
+    suggest,
+    title,
+)
 from mpifed.config.grids import variants
 from mpifed.config.job import SECTIONS, Run
 from mpifed.config.tables import apply_override, parse_value, read_table
+from mpifed.core.adaptive import FirstMatrix, Identity, Matrix
 from mpifed.core.sets import Ball
 from mpifed.problems import AffineGame, Saddle
 
@@ -71,7 +81,7 @@ def test_each_error_has_a_line():
     assert len(many) == 21 and many[-1] == "... and 980 more"
 
 
-def test_fixed_settings_of_a_preset_are_not_suggested():
+def test_fixed_settings_are_not_suggested():
     message = refusal(
         lambda: Config.from_table(TABLE | {"algorithm": {"name": "STEM", "q": 4, "gamma": 0.1}})
     )
@@ -231,43 +241,35 @@ def test_classes_without_the_right_decorator_are_refused():
     assert says in refusal(lambda: Config(algorithm=METHOD, problem=Mine()))
 
 
-NORMED = dict(eta_x=0.1, eta_y=0.1, gamma_x=0.1, gamma_y=0.1)
-PLAIN = Preset("Plain", AdaFGDA, "AdaFGDA with one matrix.", matrix="identity", first_matrix="identity")
+@hyperparameters
+class Plain(AdaFGDA):
+    """AdaFGDA with one matrix."""
+
+    matrix: Matrix = Field(default="identity", init=False)
+    first_matrix: FirstMatrix = Field(default="identity", init=False)
 
 
-def test_a_preset_creates_its_class_with_fixed_settings():
-    method = PLAIN(q=3, gamma=0.5)
-    assert type(method) is AdaFGDA and method.first_matrix == "identity" and method.gamma(1) == 0.5
-    assert PLAIN.matches(method) and not PLAIN.matches(AdaFGDA(q=3)) and not PLAIN.matches(METHOD)
-    assert PLAIN.matches(AdaFGDA(q=1, sync_estimator="local", matrix="identity", first_matrix="identity"))
-    assert (PLAIN.__name__, PLAIN.__doc__, PLAIN.family) == ("Plain", "AdaFGDA with one matrix.", "minimax")
-    assert copy.deepcopy(PLAIN).matches(method)
-    with pytest.raises(AttributeError):
-        PLAIN.nothing  # noqa: B018
-    free = {field.name for field in fields(PLAIN)}
-    assert free == {field.name for field in fields(AdaFGDA)} - {"matrix", "first_matrix"}
+def test_a_fixed_field_is_not_a_setting():
+    method = Plain(q=3, gamma=0.5)
+    assert (method.matrix, method.first_matrix, method.gamma(1)) == (Identity(), "identity", 0.5)
+    assert {"matrix", "first_matrix"} == settings_of(AdaFGDA).keys() - settings_of(Plain).keys()
+    assert as_table(method).keys() == {"name", *settings_of(Plain)} and title(method) == "Plain"
+    assert copy.deepcopy(method) == replace(method) == method
     for settings, says in (
         ({"q": 2, "matrix": "adam"}, "Plain has no setting 'matrix': "),
         ({"q": 0}, "Plain.q: Input should be greater than or equal to 1, got 0"),
         ({}, "Plain.q is missing"),
     ):
-        assert refusal(lambda: PLAIN(**settings)).startswith(says)
+        assert refusal(lambda: Plain(**settings)).startswith(says)
+        assert refusal(lambda: build(Plain, settings, "Plain")).startswith(says)
 
 
-def test_the_preset_with_the_most_fixed_settings_names_and_describes_a_method():
-    """STEM fixes all that FGDA does and more; with other settings its instance would be FGDA."""
-    stem, fgda = STEM(q=2, eta=0.1), FGDA(q=2)
-    assert type(stem) is type(fgda) is AdaFGDA and (title(stem), title(fgda)) == ("STEM", "FGDA")
-    assert as_table(stem)["name"] == "STEM" and "lam" not in as_table(stem)
-    assert declared(stem, "family") == "minimisation"
-    assert declared(fgda, "family") == stem.family == "minimax"
-    refused = refusal(lambda: Config(algorithm=stem, problem=Saddle()))
+def test_a_class_with_fixed_settings_has_its_own_name_and_family():
+    refused = refusal(lambda: Config(algorithm=STEM(q=2, eta=0.1), problem=Saddle()))
     assert refused.startswith("STEM solves minimisation problems, but Saddle is a minimax problem")
-    afl = Config(algorithm=AFL(gamma_x=0.1, gamma_y=0.1), problem=Saddle())
-    assert afl.output_rule == "average" and title(afl.algorithm) == "AFL"
-    assert Config(algorithm=AFL.cls(tau=1, **NORMED), problem=Saddle()).output_rule == "last"
-    assert AFL.source == "Mohri, Sivek & Suresh 2019" and AFL.cites == ("mohri2019afl",)
-    assert AFL.steps == AFL.cls.steps
+    assert Config(algorithm=AFL(gamma_x=0.1, gamma_y=0.1), problem=Saddle()).output_rule == "average"
+    normed = FedNormSGDA(tau=1, eta_x=0.1, eta_y=0.1, gamma_x=0.1, gamma_y=0.1)
+    assert Config(algorithm=normed, problem=Saddle()).output_rule == "last"
 
 
 @pytest.mark.parametrize("table, change, changed", [
@@ -295,6 +297,13 @@ def test_invalid_overrides_are_refused():
     endless = {}
     endless["run"] = endless
     assert "nested more than 20 deep" in refusal(lambda: Config.from_table(endless))
+
+
+def test_each_setting_declares_what_it_affects():
+    effects = ("results", "digits", "length", "selection", "speed", "files")
+    for model, sections in ((Config, ["run"]), (Run, [])):
+        declared = [name for effect in effects for name in affecting(model, effect)]
+        assert sorted(declared + sections) == sorted(model.model_fields)
 
 
 def test_configurations_and_their_sections_are_frozen():

@@ -106,7 +106,7 @@ def test_the_default_output(monkeypatch):
     rules = {
         "FedAvg": "the last iterate",
         "DRFA": "the average of the iterates after each round",
-        "AFL": "the average of the iterates after each round",  # a preset of a method with the last iterate
+        "AFL": "the average of the iterates after each round",  # a subclass of a method with the last iterate
         "FedExP": "the average in shared.last_two",
         "LSGD": "the average in shared.average",
     }
@@ -114,7 +114,7 @@ def test_the_default_output(monkeypatch):
         assert f"output, unless the job sets it: {rule}\n" in info(name)
 
 
-def test_a_preset_has_its_own_cost(monkeypatch):
+def test_a_subclass_has_its_own_cost(monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     assert "up and down T|y| + |x|; T + 1 phases" in info("LFedNestBilevel")
     assert "2T + J + 3 phases" not in info("LFedNestBilevel")

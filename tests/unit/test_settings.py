@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from mpifed.algorithms import ALGORITHMS, FGDA, AdaFGDA
 from mpifed.base.errors import ConfigError
-from mpifed.base.settings import Preset, hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
 from mpifed.core.schedules import Constant, Rate
 from mpifed.core.sets import Ball, Box, Simplex
@@ -161,9 +161,8 @@ def test_signatures_name_the_settings_with_types_and_defaults(name):
     parameters = inspect.signature(cls).parameters
     assert sorted(parameters) == sorted(field.name for field in fields)
     for field in fields:
-        shown, by_name = parameters[field.name], field.kw_only or isinstance(cls, Preset)
+        shown = parameters[field.name]
         assert shown.annotation == field.type
-        assert shown.kind is (shown.KEYWORD_ONLY if by_name else shown.POSITIONAL_OR_KEYWORD)
+        assert shown.kind is (shown.KEYWORD_ONLY if field.kw_only else shown.POSITIONAL_OR_KEYWORD)
         assert shown.default == (shown.empty if field.default.is_required() else field.default.get_default())
-    if not isinstance(cls, Preset):
-        assert f"{fields[0].name}: {fields[0].type!r}" in pydoc.plain(pydoc.render_doc(cls))
+    assert f"{fields[0].name}: {fields[0].type!r}" in pydoc.plain(pydoc.render_doc(cls))
