@@ -37,10 +37,10 @@ def load_client_data(
         if position == 0 and data:
             rows = _expected_rows(problem, clients.tolist(), len(data[0]))
             columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in data)
-        found, expected = ([list(column.shape[1:]) for column in one] for one in (data, columns))
-        if found != expected:
+        shapes, expected = ([list(column.shape[1:]) for column in batch] for batch in (data, columns))
+        if shapes != expected:
             raise ContractError(
-                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {found}: "
+                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {shapes}: "
                 f"expected {expected}, as client_data({clients[0]})"
             )
         sizes[position] = len(data[0]) if data else 0

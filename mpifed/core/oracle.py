@@ -155,7 +155,7 @@ class Oracle:
     def full_batch(self) -> Sample:
         """The sample that consists of all data of each client, without noise: gives exact local gradients."""
         if self.batched and self.sampler.stacks_full_batches:
-            return Sample(batch=self.sampler.full_batches(self._rows))
+            return self.sampler.full_sample(self._rows)
         return Sample()
 
     @property
@@ -335,7 +335,7 @@ class MinimaxOracle(Oracle):
         """
         xi, number = rest[-1] if rest else None, len(self._split)
         if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == number):
-            blocks, got = ", ".join(self.blocks), ", ".join(type(one).__name__ for one in (x, *rest))
+            blocks, got = ", ".join(self.blocks), ", ".join(type(value).__name__ for value in (x, *rest))
             raise ContractError(
                 f"expected oracle.grad({blocks}, xi) for a problem with the blocks {blocks}, got "
                 f"oracle.grad({got})"

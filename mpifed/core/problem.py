@@ -199,9 +199,9 @@ class Problem:
             if client_labels is None:
                 return None
             labels.append(client_labels)
-        classes = max(int(one.max(initial=0)) for one in labels) + 1
+        classes = max(int(values.max(initial=0)) for values in labels) + 1
         names = self.class_names() or [str(label) for label in range(classes)]
-        return np.stack([np.bincount(one, minlength=len(names)) for one in labels]), names
+        return np.stack([np.bincount(values, minlength=len(names)) for values in labels]), names
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """Generate samples. The default ``None`` means that minibatches are rows of :meth:`client_data`.
@@ -517,7 +517,9 @@ def on_stored_data(problem: Problem, name: str) -> Any:
         return function
 
     def on_copy(*arguments):
-        copies = (tree_map(torch.clone, one) if isinstance(one, tuple | list) else one for one in arguments)
+        copies = (
+            tree_map(torch.clone, value) if isinstance(value, tuple | list) else value for value in arguments
+        )
         return tree_map(torch.clone, function(*copies))
 
     return on_copy

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from mpifed.core.device import philox
+from mpifed.core.streams import philox
 
 __all__ = [
     "AddressedBatch", "DropoutMode", "SampleWords", "current_words", "with_augmentation",

@@ -42,33 +42,35 @@ SampleNumbers = range | np.ndarray
 
 
 class _DrawnBlock(NamedTuple):
-    """Random draws of consecutive members and samples.
+    """Random draws of consecutive rounds, members and samples.
 
     Attributes:
+        round: the first round.
         row: row of the first member.
         first: number of the first sample.
-        values: tensors ``[members, count, ...]``.
+        values: tensors ``[rounds, members, count, ...]``.
     """
 
+    round: int
     row: int
     first: int
-    values: tuple[torch.Tensor, ...]
+    values: list[torch.Tensor]
 
-    def contains(self, rows: slice, low: int, high: int) -> bool:
+    def contains(self, round: int, rows: slice, low: int, high: int) -> bool:
         """Return whether the block contains the samples ``low`` to ``high`` of the group ``rows``."""
-        members, count = self.values[0].shape[:2]
+        rounds, members, count = self.values[0].shape[:3]
         inside = self.row <= rows.start and rows.stop <= self.row + members
-        return inside and self.first <= low and high < self.first + count
+        return inside and self.first <= low and high < self.first + count and 0 <= round - self.round < rounds
 
-    def select(self, rows: slice, numbers: SampleNumbers) -> list[torch.Tensor]:
+    def select(self, round: int, rows: slice, numbers: SampleNumbers) -> list[torch.Tensor]:
         """Return a range of samples of a group ``[C, count, ...]``, or one sample per client ``[C, ...]``."""
-        group = slice(rows.start - self.row, rows.stop - self.row)
+        r, group = round - self.round, slice(rows.start - self.row, rows.stop - self.row)
         if isinstance(numbers, range):
             steps = slice(numbers.start - self.first, numbers.stop - self.first)
-            return [array[group, steps] for array in self.values]
+            return [array[r, group, steps] for array in self.values]
         device = self.values[0].device
         members = torch.arange(group.start, group.stop, device=device)
-        return [array[members, to_device(numbers - self.first, device)] for array in self.values]
+        return [array[r, members, to_device(numbers - self.first, device)] for array in self.values]
 
 
 def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
@@ -86,18 +88,6 @@ def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
     return round * max(1, MIN_DRAWN // max(1, round))
 
 
-class _DrawnRounds(NamedTuple):
-    """Random draws of consecutive rounds.
-
-    Attributes:
-        first: the first round.
-        values: tensors ``[rounds, members, count, ...]``.
-    """
-
-    first: int
-    values: list[torch.Tensor]
-
-
 class RandomDraws:
     """Draws and caches the random numbers of the samples of a rank's clients.
 
@@ -112,8 +102,8 @@ class RandomDraws:
     def __init__(self, seed: int, clients: np.ndarray):
         self.seed, self.clients = seed, clients
         self._expected: dict[str, int] = {}
-        self.members: Any = None
-        self.select_members(np.arange(len(clients)))
+        self._blocks: dict[tuple, _DrawnBlock] = {}
+        self.members = np.arange(len(clients))
 
     def expect(self, counter: str, count: int) -> None:
         """Set the expected number of samples per round and client; default: the number drawn so far.
@@ -127,11 +117,11 @@ class RandomDraws:
         return self._expected.get(counter, 1)
 
     def select_members(self, members: np.ndarray) -> None:
-        """Select the clients at positions ``members`` on this rank, and discard the draws of the round."""
-        self._drawn_rounds: dict[tuple, _DrawnRounds]
-        if not np.array_equal(members, self.members):
-            self.members, self._drawn_rounds = members, {}
-        self._blocks: dict[tuple, _DrawnBlock] = {}
+        """Select the clients at positions ``members`` on this rank. Draws of several rounds of the same
+        members are kept."""
+        kept = self._blocks if np.array_equal(members, self.members) else {}
+        self._blocks = {name: block for name, block in kept.items() if name[-1] is None}
+        self.members = members
 
     def get(
         self,
@@ -165,41 +155,26 @@ class RandomDraws:
             low, high = numbers[0], numbers[-1]
         else:
             low, high = int(numbers.min()), int(numbers.max())
-        block = self._blocks.get(key)
-        if block is None or not block.contains(rows, low, high):
-            if high >= self.expected(counter):
-                self._expected[counter] = max(2 * self.expected(counter), high + 1)
-            first, count, group = 0, self.expected(counter), rows.stop - rows.start
-            if splittable and group * count * width > MAX_DRAWN:
-                first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
-            members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
-            # Before the second round, the number of samples per round is unknown.
-            same = several_rounds and key[1] > 1 and len(self.members) == len(self.clients)
-            rounds = MIN_DRAWN // (len(members) * count * width) if same else 1
-            values = self._values(key, members, range(first, first + count), rounds, draw)
-            block = self._blocks[key] = _DrawnBlock(rows.start, first, values)
-        return block.select(rows, numbers)
-
-    def _values(
-        self, key: tuple[str, int, Any], members: np.ndarray, numbers: range, rounds: int, draw: Callable
-    ) -> tuple[torch.Tensor, ...]:
-        """Return the samples ``numbers`` of a round, ``[members, count, ...]``.
-
-        One call of ``draw`` covers ``rounds`` rounds.
-        """
         purpose, r, shape = key
-        if rounds < 2:
-            stream = Stream(self.seed, purpose, self.clients[members], r, len(numbers), numbers.start)
-            return draw(stream, members)
-        name = purpose, shape, int(members[0]), len(members), numbers
-        drawn = self._drawn_rounds.get(name)
-        if drawn is None or not 0 <= r - drawn.first < rounds:
-            tiled = np.tile(members, rounds)
-            round_of = np.repeat(np.arange(r, r + rounds), len(members))
-            stream = Stream(self.seed, purpose, self.clients[tiled], round_of, len(numbers), numbers.start)
-            values = [array.unflatten(0, (rounds, len(members))) for array in draw(stream, tiled)]
-            drawn = self._drawn_rounds[name] = _DrawnRounds(r, values)
-        return tuple(array[r - drawn.first] for array in drawn.values)
+        for name in ((purpose, shape, None), (purpose, shape, r)):
+            block = self._blocks.get(name)
+            if block is not None and block.contains(r, rows, low, high):
+                return block.select(r, rows, numbers)
+        if high >= self.expected(counter):
+            self._expected[counter] = max(2 * self.expected(counter), high + 1)
+        first, count, group = 0, self.expected(counter), rows.stop - rows.start
+        if splittable and group * count * width > MAX_DRAWN:
+            first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
+        members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
+        # Before the second round, the number of samples per round is unknown.
+        same = several_rounds and r > 1 and len(self.members) == len(self.clients)
+        rounds = max(1, MIN_DRAWN // (len(members) * count * width)) if same else 1
+        tiled, round_of = np.tile(members, rounds), np.repeat(np.arange(r, r + rounds), len(members))
+        stream = Stream(self.seed, purpose, self.clients[tiled], round_of if rounds > 1 else r, count, first)
+        values = [array.unflatten(0, (rounds, len(members))) for array in draw(stream, tiled)]
+        block = _DrawnBlock(r, rows.start, first, values)
+        self._blocks[purpose, shape, r if rounds == 1 else None] = block
+        return block.select(r, rows, numbers)
 
 
 #: Maximum number of bytes of data that one gather copies, unless a single sample is larger. On a CPU the
@@ -216,13 +191,13 @@ class Sample:
         address: (number, round, client) of each client's sample, int64 ``[C, 3]``, if the problem's network
             has dropout (see the module's docstring); otherwise ``None``.
         single: the minibatch of a single client, tensors ``[b, ...]``, from which ``batch`` is computed when
-            it is needed.
+            it is needed; ``None`` for several clients.
 
     Attributes:
         is_full_batch: whether the sample consists of all data of each client; then ``batch`` is ``None``.
     """
 
-    __slots__ = ("_batch", "noise", "address", "_single", "is_full_batch")
+    __slots__ = ("_batch", "noise", "address", "single", "is_full_batch")
 
     def __init__(
         self,
@@ -232,15 +207,15 @@ class Sample:
         single: Sequence[torch.Tensor] | None = None,
     ):
         self._batch: Any = batch
-        self._single: Any = single
+        self.single: Any = single
         self.noise, self.address = noise, address
         self.is_full_batch = batch is None and single is None
 
     @property
     def batch(self) -> Any:
         """The minibatches, tensors ``[C, b, ...]``."""
-        if self._batch is None and self._single is not None:
-            self._batch = tuple([column.unsqueeze(0) for column in self._single])
+        if self._batch is None and self.single is not None:
+            self._batch = tuple([column.unsqueeze(0) for column in self.single])
         return self._batch
 
     @property
@@ -251,7 +226,7 @@ class Sample:
     @property
     def single_loss_input(self) -> tuple[torch.Tensor, ...] | AddressedBatch:
         """The ``batch`` argument of the loss of a single client, with its address if there is dropout."""
-        return self._single if self.address is None else AddressedBatch(self._single, self.address[0])
+        return self.single if self.address is None else AddressedBatch(self.single, self.address[0])
 
 
 class _GatheredSamples(NamedTuple):
@@ -317,9 +292,8 @@ class Sampler:
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
         self._draws = RandomDraws(seed, self.clients)
-        self._full_batches: tuple[np.ndarray, tuple[torch.Tensor, ...]] | None = None
         self.generates_samples, self._numbers_per_sample = False, batch_size
-        self._full_samples: dict[int, Sample] = {}
+        self._full_samples: dict[bytes, Sample] = {}
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin_round(0)
         self.select_members(np.arange(len(self.clients)))
@@ -420,21 +394,14 @@ class Sampler:
         if not isinstance(k, int):
             return self._samples(key, rows, k)
         group = rows.start, rows.stop
-        if group[1] - group[0] == 1 and self._constant and not key[1]:
-            return [self._full_sample(rows)] * max(1, self._draws.expected("sample") - k)
+        if not key[1] and self._constant:
+            return [self.full_sample(rows)] * max(1, self._draws.expected("sample") - k)
         gathered = self._gathered.get(key)
         samples = gathered.samples.get(group, []) if gathered else []
         if gathered is None or not 0 <= k - gathered.first < len(samples):
             gathered = self._gathered[key] = self._gather(key, rows, k)
             samples = gathered.samples[group]
         return samples[k - gathered.first :]
-
-    def _full_sample(self, rows: slice) -> Sample:
-        """Return all data of one client as a sample, which is the same in every round."""
-        position = int(self.members[rows.start])
-        if position not in self._full_samples:
-            self._full_samples[position] = self._samples((0, 0, ""), rows, range(1))[0]
-        return self._full_samples[position]
 
     def _gather(self, key: _Key, rows: slice, k: int) -> _GatheredSamples:
         """Gather the rows of a group's samples from number ``k``.
@@ -490,10 +457,8 @@ class Sampler:
         batches: Sequence[Any] = [None] * count
         single, noise, addresses = batches, batches, batches
         if self._uses_full_batches(key):
-            batch = self.full_batches(rows)
-            batches = [batch] * count
-            if clients == 1:
-                single = [tuple(column[0] for column in batch)] * count
+            full = self.full_sample(rows)
+            batches, single = [full.batch] * count, [full.single] * count
         else:
             columns = self._columns(key, rows, numbers, samples_first)
             if clients > 1:
@@ -588,17 +553,19 @@ class Sampler:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
-    def full_batches(self, rows: slice) -> tuple[torch.Tensor, ...]:
-        """Return the full batches of a group's clients, ``[C, n, ...]``, cached for all steps of a phase."""
+    def full_sample(self, rows: slice) -> Sample:
+        """Return all data of a group's clients as a sample without noise, which is kept for all steps."""
         members = self.members[rows]
-        if self._full_batches is None or not np.array_equal(members, self._full_batches[0]):
-            sizes, start = self.sizes[members], self.offsets[members[0]]
+        name = members.tobytes()
+        if name not in self._full_samples:
+            sizes, start, columns = self.sizes[members], self.offsets[members[0]], self.data
             if len(members) == 1 or ((np.diff(members) == 1).all() and (sizes == sizes[0]).all()):
                 block = slice(start, start + sizes.sum())
-                batches = tuple(
-                    column[block].view(len(members), sizes[0], *column.shape[1:]) for column in self.data
-                )
+                batch = tuple(column[block].unflatten(0, (len(members), int(sizes[0]))) for column in columns)
             else:
-                batches = tuple(map(torch.stack, zip(*self.client_batches(rows))))
-            self._full_batches = members, batches
-        return self._full_batches[1]
+                batch = tuple(map(torch.stack, zip(*self.client_batches(rows))))
+            if len(members) > 1:
+                self._full_samples.clear()  # only one group at a time, whose data may be copies
+            single = tuple(column[0] for column in batch) if len(members) == 1 else None
+            self._full_samples[name] = Sample(batch, single=single)
+        return self._full_samples[name]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import pickle
 import random
 from collections.abc import Iterator
@@ -30,31 +31,25 @@ __all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "global_states", "phi
 #: Peak memory per uniform or normal number during a draw, in bytes.
 BYTES_PER_DRAW = 40
 
-_MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
+_LOW = 0xFFFFFFFF
 
 
-def philox(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Return the output of Philox4x32-10: four arrays of 32-bit words, stored as uint64.
+def philox(counter: tuple, key: tuple[int, int]) -> tuple:
+    """Return the output of Philox4x32-10, four 32-bit words.
 
     Args:
-        counter: four words or arrays of words, which are broadcast.
+        counter: four words: integers, uint64 arrays or int64 tensors, which are broadcast.
         key: two words.
     """
-    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        p0, p1 = _MULTIPLY[0] * c0, _MULTIPLY[1] * c2
-        c0, c1, c2, c3 = (
-            (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
-            p1 & _LOW,
-            (p0 >> _HALF) ^ c3 ^ np.uint64(k1),
-            p0 & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
-    return c0, c1, c2, c3
+        # The low halves of the products are not cut off before the next round: one mask per word also removes
+        # the bits of the sign that a shift of int64 tensors repeats. Products wrap around at 64 bits.
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = ((p1 >> 32) ^ c1 ^ k0) & _LOW, p1, ((p0 >> 32) ^ c3 ^ k1) & _LOW, p0
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return c0, c1 & _LOW, c2, c3 & _LOW
 
 
 def _digest(*address, size: int) -> bytes:
@@ -91,49 +86,52 @@ class Stream:
         of: "g" or "f", the function of a composition that the samples are for, otherwise "".
     """
 
-    #: The module with the mathematical functions of the arrays: numpy, or torch in ``device.DeviceStream``.
+    #: The module with the functions of the arrays: numpy, or torch in ``device.DeviceStream``.
     math: Any = np
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round=0, count: int = 1, first: int = 0):
         self._key = key(seed, purpose)
         self.clients = np.asarray(clients, dtype=np.int64)
         self.round, self.count, self.first, self._lane = round, count, first, 0
+        self._address = self._per_client(round), self._per_client(self.clients)
         self.of = ""
 
-    def words(self, number: int) -> np.ndarray:
+    def _range(self, start: int, stop: int) -> Any:
+        return np.arange(start, stop, dtype=np.uint64)
+
+    def _per_client(self, values) -> Any:
+        """Return one integer ``[1, 1]``, or one per client ``[C, 1, 1]``, for products with words."""
+        return np.asarray(values, dtype=np.uint64)[..., None, None]
+
+    def words(self, number: int) -> Any:
         """Return ``number`` uniform 32-bit words per sample, uint64 ``[C, count, number]``."""
         lanes = -(-number // 4)
-        lane = np.arange(self._lane, self._lane + lanes)[None, None, :]
-        index = np.arange(self.first, self.first + self.count)[None, :, None]
-        client = self.clients[:, None, None]
-        round = np.asarray(self.round)[..., None, None]
+        lane = self._range(self._lane, self._lane + lanes)
+        index = self._range(self.first, self.first + self.count)[:, None]
         self._lane += lanes
-        words = np.broadcast_arrays(*philox((lane, index, round, client), self._key))
-        return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
+        words = philox((lane, index, *self._address), self._key)
+        return self.math.stack(words, -1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
-    def integers(self, high, number: int) -> np.ndarray:
+    def integers(self, high, number: int) -> Any:
         """Return integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be ``[C]``."""
-        high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
-        return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
+        return self.math.asarray((self.words(number) * self._per_client(high)) >> 32, dtype=self.math.int64)
 
-    def uniform(self, *shape: int) -> np.ndarray:
+    def uniform(self, *shape: int) -> Any:
         """Return numbers uniform in the open interval (0, 1), 52 bits, float64 ``[C, count, *shape]``."""
-        number = int(np.prod(shape, dtype=np.int64))
-        words = self.words(2 * number)
-        high, low = words[..., 0::2], words[..., 1::2]
-        bits = (high << _HALF | low) >> np.uint64(12)
-        values = bits.astype(np.float64)  # 52 bits, so that + 0.5 is exact
+        words = self.words(2 * math.prod(shape))
+        bits = words[..., 0::2] << 20 | words[..., 1::2] >> 12
+        values = self.math.asarray(bits, dtype=self.math.float64)  # 52 bits, so that + 0.5 is exact
         return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
 
-    def normal(self, *shape: int) -> np.ndarray:
+    def normal(self, *shape: int) -> Any:
         """Return standard normal numbers by inversion, one uniform each, float64 ``[C, count, *shape]``."""
         from scipy.special import ndtri  # imported late, because it takes a third of a second
 
         return ndtri(self.uniform(*shape))
 
-    def permutation(self, n: int) -> np.ndarray:
+    def permutation(self, n: int) -> Any:
         """Return a random permutation of ``range(n)`` per client and sample, int64 ``[C, count, n]``."""
-        return np.argsort(self.uniform(n), axis=-1, kind="stable")
+        return self.math.argsort(self.uniform(n), stable=True)
 
 
 def global_states() -> tuple[Any, ...]:

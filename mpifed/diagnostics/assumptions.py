@@ -32,7 +32,8 @@ import torch
 from mpifed.base.errors import user_code_errors
 from mpifed.base.settings import title
 from mpifed.config.job import Config
-from mpifed.core.numerics import Budget, hill, lipschitz, top_values
+from mpifed.core.estimates import hill, lipschitz, top_values
+from mpifed.core.solvers import Budget
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import deterministic, threads
 from mpifed.simulation.full_data import TAIL, gather_rows, noise_squares, rounding, tail_of

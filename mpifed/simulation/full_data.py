@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ContractError, user_code_errors
-from mpifed.core.numerics import Tail, hill
+from mpifed.core.estimates import Tail, hill
 from mpifed.core.oracle import ORACLES, MinimaxOracle
 from mpifed.core.problem import Game, Problem, defines
 from mpifed.core.sampling import Sample, Sampler

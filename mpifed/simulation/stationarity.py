@@ -18,7 +18,7 @@ With Φ(x) = max over y in Y of f(x, y), on all data of all clients:
 ================  ============================================================================================
 
 Measures that require the solution of an inner problem come with its accuracy: ``phi_residual``,
-``moreau_residual`` and ``potential_residual`` are natural residuals (:mod:`mpifed.core.numerics`), the larger
+``moreau_residual`` and ``potential_residual`` are natural residuals (:mod:`mpifed.core.solvers`), the larger
 one if there are two inner problems. If -f(x, ·) is μ-strongly convex and Y is the whole space, y is within
 residual/μ of y*(x), and ``phi_gradient`` within L residual/μ of ‖∇Φ(x)‖, where L is the Lipschitz constant of
 ∇_x f in y. If f is not concave in y, y is a stationary point near the current y.
@@ -32,7 +32,7 @@ import torch
 
 from mpifed.base.errors import ConfigError, user_code_errors
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.numerics import Budget, Solution, maximise, solve_saddle
+from mpifed.core.solvers import Budget, Solution, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
 from mpifed.simulation.full_data import TAIL, FullData, noise_tail

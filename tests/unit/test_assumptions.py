@@ -14,8 +14,8 @@ from games import Game, configuration
 from matplotlib.figure import Figure
 
 from mpifed.algorithms import FSGDA, LSGD
+from mpifed.core.estimates import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
-from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import ALL, Options, measure
 from mpifed.diagnostics.output import finish_panel

@@ -175,14 +175,16 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
 
 
 def test_full_batches_are_the_data():
-    """For clients with equal numbers of rows, including a client that is selected twice."""
-    problem = Rows()
+    """For clients with equal numbers of rows, also a client that is selected twice; one group is kept."""
+    problem, groups = Rows(), []
     problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
     sampler = sampler_of(problem, batch_size=0)
     for members in ([0, 1, 2, 3], [5, 5], [4, 2]):
         sampler.select_members(np.array(members))
         (batch,) = ask(sampler, 0, slice(0, len(members))).batch
         assert batch[:, :, 0].tolist() == [[float(member)] * 2 for member in members]
+        assert [earlier() for earlier in groups] == [None] * len(groups)
+        groups.append(weakref.ref(batch))
 
 
 class Network(Minimisation):

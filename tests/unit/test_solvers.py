@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from mpifed.core.numerics import NEWTON_VARIABLES, Budget, maximise, solve_saddle
 from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.solvers import NEWTON_VARIABLES, Budget, maximise, solve_saddle
 
 EXACT = Budget(1e-10, 2000)
 

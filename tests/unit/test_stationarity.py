@@ -14,7 +14,7 @@ import mpifed.simulation.full_data as full_data
 from mpifed import Blocks, Minimisation, run
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD
 from mpifed.base.errors import ConfigError
-from mpifed.core.numerics import Budget
+from mpifed.core.solvers import Budget
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
