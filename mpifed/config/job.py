@@ -31,7 +31,8 @@ from mpifed.config.plugins import create, find_class, name_of
 from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.user_metrics import Metric
-from mpifed.simulation.settings import ExecutionOptions, SimulationSettings
+from mpifed.simulation.options import ExecutionOptions
+from mpifed.simulation.settings import SimulationSettings
 from mpifed.storage.options import StorageOptions
 
 __all__ = ["SECTIONS", "Config", "JobSummary", "Run", "Stop", "summarise"]

@@ -1,15 +1,106 @@
-"""Sections of a job that belong to the simulation, in addition to ``[run]``."""
+"""Sections of a job that belong to the simulation, and its part of the section ``[run]``."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
 
-from mpifed.base.settings import Needs, Section
+from mpifed.base.errors import short_repr
+from mpifed.base.settings import (
+    Digits,
+    Files,
+    FolderPath,
+    Needs,
+    Results,
+    Section,
+    Selection,
+    Speed,
+)
 from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
+from mpifed.core.autodiff import Evaluation
+from mpifed.parallel.options import ParallelOptions
 
-__all__ = ["Clock", "Personalize", "Regularize", "StationarityOptions"]
+__all__ = [
+    "Clock", "ExecutionOptions", "Personalize", "Regularize", "StationarityOptions", "is_positive_integer",
+]  # fmt: skip
+
+
+def is_positive_integer(value) -> bool:
+    """Return whether a value is an integer, of Python or NumPy, from 1 on."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+
+
+def _group(value):
+    if not is_positive_integer(value) and value not in ("auto", "all"):
+        raise ValueError(f'expected "auto", "all" or an integer >= 1, got {short_repr(value)}')
+    return value
+
+
+_Group = Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)]
+
+
+class ExecutionOptions(ParallelOptions):
+    """How rounds are computed and evaluated."""
+
+    dtype: Results[Literal["float32", "float64"]] = Field(
+        "float32", description="floating-point type of the state and the gradients"
+    )
+    autocast: Results[Literal["none", "bfloat16"]] = Field(
+        "none",
+        description="dtype of torch.autocast in losses, which changes the results; state, gradients and "
+        "messages stay float32",
+    )
+    compile: Results[Literal["none", "default", "reduce-overhead"]] = Field(
+        "none",
+        description="mode of torch.compile for the gradients of a group, which changes the last digits; "
+        "reduce-overhead captures CUDA graphs on a GPU",
+    )
+    group: Digits[_Group] = Field(
+        "auto",
+        description="number of clients that a rank steps at a time; 1 loops over clients, a larger number "
+        "vectorises them, which changes the last digits; auto: vectorised for small models with many "
+        "clients, on GPUs for all but large models",
+    )
+    matrices: Speed[Literal["coordinator", "replicated"]] = Field(
+        "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"
+    )
+    eval_every: Selection[int | None] = Field(
+        None,
+        ge=1,
+        description="rounds between evaluations, in addition to the first and the last round; default: 10, "
+        "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring the samples "
+        "would take more than a tenth of the run",
+    )
+    evaluate_on: Selection[tuple[Literal["train", "clients"], ...]] = Field(
+        (),
+        description="further samples for metrics, in addition to the test and validation splits; train: "
+        "all training samples; clients: those of each client, with quantiles and the worst client",
+    )
+    data_dir: Files[FolderPath | None] = Field(
+        None, description="folder of the data files; default: $MPIFED_DATA, or ../shared/data"
+    )
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The options of the evaluation of losses."""
+        return Evaluation(self.compile, self.autocast)
+
+    @model_validator(mode="after")
+    def _autocast_needs_float32(self):
+        if self.autocast != "none" and self.dtype != "float32":
+            raise ValueError(f"autocast = {self.autocast!r} needs dtype = 'float32', got {self.dtype!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _exact_needs_a_loop_if_compiled(self):
+        if self.is_reproducible and self.compile != "none" and self.group != 1:
+            raise ValueError(
+                "results of compiled code depend on the number of vectorised clients: expected group = 1 "
+                f"with compile = {self.compile!r} and reduction = 'exact', got group = {self.group!r}"
+            )
+        return self
 
 
 class Clock(Section):

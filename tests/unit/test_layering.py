@@ -1,6 +1,7 @@
 """Imports between rooms and of libraries, read from the sources."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def imports(tree: ast.Module):
                 yield from (f"mpifed.{alias.name}" for alias in node.names)
 
 
+def imported(tree: ast.Module) -> set[str]:
+    """Return the imported modules, and the names imported from packages, which may be modules."""
+    names = set(imports(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
 @pytest.mark.parametrize("room, allowed", RULES.items(), ids=RULES)
 def test_rooms_import_what_they_may(room, allowed):
     for file in (file for file in SOURCES if file.startswith(f"{room}/")):
@@ -59,6 +69,19 @@ def test_rooms_import_what_they_may(room, allowed):
             room
         }
         assert entered <= set(allowed.split()), file
+
+
+def test_no_circle_between_files():
+    """Imports inside of functions and for type checkers count."""
+    modules = {
+        f"mpifed.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": file
+        for file in SOURCES
+    }
+    modules["mpifed"] = modules.pop("mpifed.__init__")
+    order = graphlib.TopologicalSorter()
+    for module, file in modules.items():
+        order.add(module, *(name for name in imported(SOURCES[file]) & modules.keys() if name != module))
+    order.prepare()  # raises a CycleError
 
 
 def test_every_folder_is_a_room():

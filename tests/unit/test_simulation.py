@@ -14,8 +14,7 @@ from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation.evaluation import evaluation_interval
-from mpifed.simulation.options import StationarityOptions
-from mpifed.simulation.settings import ExecutionOptions
+from mpifed.simulation.options import ExecutionOptions, StationarityOptions
 
 COMM = SerialComm()
 DOUBLE = {"dtype": "float64"}
