@@ -15,8 +15,13 @@ MODULES = [
 
 def functions(cls: type) -> set[str]:
     """Return the functions and properties that a class defines, without ``__post_init__``, which adds checks
-    to those of a base class, and the functions of a dataclass."""
-    defined = {name for name, value in vars(cls).items() if isinstance(value, FunctionType | property)}
+    to those of a base class, and what its decorator adds."""
+    members = {name: getattr(value, "fget", value) for name, value in vars(cls).items()}
+    defined = {
+        name
+        for name, value in members.items()
+        if isinstance(value, FunctionType) and value.__module__.startswith(PACKAGE)
+    }
     return {name for name in defined if name == "__call__" or not name.startswith("__")}
 
 

@@ -1,6 +1,5 @@
 """Schedules of step sizes: their values, and that every step size of every method follows its schedule."""
 
-import dataclasses
 import math
 
 import pytest
@@ -10,7 +9,7 @@ from games import completed, configuration, started
 
 from mpifed import ConfigError, ContractError
 from mpifed.algorithms import ALGORITHMS, FGDA, SCAFFOLD, FedAvg, LocalMOML
-from mpifed.base.settings import as_table, build
+from mpifed.base.settings import as_table, build, settings_of
 from mpifed.core.schedules import Constant, Cosine, Power, Steps, largest
 
 VALUES = {
@@ -82,8 +81,12 @@ def path(name, settings) -> torch.Tensor:
 def test_every_step_size_follows_its_schedule(name):
     """A schedule that stays constant gives the bits of the number; one that changes gives another point."""
     cls = ALGORITHMS[name]
-    method, names = build(cls, METHODS[name][0], name), [field.name for field in dataclasses.fields(cls)]
-    numbers = {key: getattr(method, key).value for key in names if isinstance(getattr(method, key), Constant)}
+    method = build(cls, METHODS[name][0], name)
+    numbers = {
+        key: getattr(method, key).value
+        for key in settings_of(cls)
+        if isinstance(getattr(method, key), Constant)
+    }
     expected = path(name, {})
     constant = {key: Power(scale=value, exponent=0.0) for key, value in numbers.items()}
     assert torch.equal(path(name, constant), expected)
