@@ -76,6 +76,24 @@ def test_a_file_on_two_pages_is_identical():
         assert texts.setdefault(name, text) == text, (page, name)
 
 
+def test_the_figure_of_a_round_is_the_same_on_both_pages():
+    figures = [
+        [text for language, text in BLOCKS[page] if language == "mermaid" and "Allreduce" in text]
+        for page in ("architecture.md", "own_methods.md")
+    ]
+    assert len(figures[0]) == 1 and figures[0] == figures[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), [("mpifed/running/loop.py", 7), ("mpifed/simulation/rounds.py", 5)]
+)
+def test_the_steps_of_a_run_and_a_round_are_those_of_the_code(path, count):
+    page = " ".join((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    steps = re.findall(r"^ +# (\d\. .*)$", (ROOT / path).read_text(encoding="utf-8"), re.M)
+    assert len(steps) == count
+    assert not [step for step in steps if step not in page]
+
+
 @pytest.mark.parametrize("page, name, text", [one for one in FILES if one[1].endswith(".py")])
 def test_examples_are_short(page, name, text):
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
