@@ -6,9 +6,9 @@ collection and no correction. The margin names the phases. Round r is t = r - 1 
 
 Readings:
 
-* *Collected gradients.* The published code computes gradients on all data of a client, which have no noise.
-  ``large_batch`` uses a minibatch with this number of rows and the noise of one sample instead. CDMA-ADA
-  evaluates the same minibatch at the current and the previous point.
+* *Collected gradients.* The reference implementation of CDMA computes gradients on all data of a client,
+  which have no noise. ``large_batch`` uses a minibatch with this number of rows and the noise of one sample
+  instead. CDMA-ADA evaluates the same minibatch at the current and the previous point.
 * *Cohorts.* The update has the cohort of the collection, or a new one with ``fresh_cohort``.
 * *First round.* CDMA-ADA has no previous gradient, so u_0 and v_0 are the averaged gradients.
 * *Schedules.* Both step sizes of CDMA-ADA have the same exponent, η_t = η_0 / (t+1)^a.

@@ -8,13 +8,13 @@ from which the server updates λ. The margin names the phases. x is the paper's 
 
 Readings:
 
-* *Cohorts.* The paper draws S by λ with replacement and averages plainly. Here, as in the published code, S
-  is drawn uniformly, and the displacement of client i has the weight N λ_i / |S|; the expectation is the
-  same. A cohort that depends on λ is not available.
+* *Cohorts.* The paper draws S by λ with replacement and averages plainly. Here, as in the reference
+  implementation FedTorch, S is drawn uniformly, and the displacement of client i has the weight N λ_i / |S|;
+  the expectation is the same. A cohort that depends on λ is not available.
 * *Snapshot.* ``snapshot = "common"``: t' is uniform in 1..τ and the same for all clients, as in the paper.
-  ``"client"``: as in the published code, every client draws k in 1..τ-1 and takes the point before step k. A
-  number is a fixed t'; 0 is the point at the start of the round. ``snapshot_weights = "uniform"`` averages
-  the points of the snapshot plainly, as the published code does.
+  ``"client"``: as in the reference implementation FedTorch, every client draws k in 1..τ-1 and takes the
+  point before step k. A number is a fixed t'; 0 is the point at the start of the round. ``snapshot_weights =
+  "uniform"`` averages the points of the snapshot plainly, as the reference implementation FedTorch does.
 * *Gradients of losses.* The gradient of f_i(x, λ) = N λ_i ℓ_i(x) at λ_i = 1/N is that of ℓ_i.
 * *Sets.* x is projected after every local step and at the server, because the weights of a cohort do not sum
   to 1. λ is projected at the server.

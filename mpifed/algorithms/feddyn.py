@@ -6,12 +6,12 @@ all clients stay at the minimiser of the mean.
 
 Readings:
 
-* *Local solution.* The paper assumes exact minimisers. K steps along stochastic gradients are the authors'
-  program, which also clips gradients at norm 10.
+* *Local solution.* The paper assumes exact minimisers. K steps along stochastic gradients are those of the
+  reference implementation FedDyn, which also clips gradients at norm 10.
 * *Sign of h.* In the paper, both g_i and h decrease by α times displacements. In the first round, g_i = h =
   0, and the server moves by (1 + |S| / N) times the average displacement.
 * *Weights of clients* are those of the job (``participation.weights``); h changes by the cohort's share of
-  the total weight. The authors' program also divides α by the client's relative weight.
+  the total weight. The reference implementation FedDyn also divides α by the client's relative weight.
 * *Unbiased averages* (``availability.unbiased``) do not change the method, because one message serves both x
   and h, and h must be the mean of the g_i. The fixed point does not depend on the probabilities.
 * *Sets.* Problems with a set are refused: g_i is a sum of displacements, which a projection would change.

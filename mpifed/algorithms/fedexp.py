@@ -8,8 +8,8 @@ Readings:
 * *Norm.* It is that of the whole block x.
 * *Output.* As in the paper, the output is the mean of the last two points. ``output = "last"`` returns the
   last point.
-* *ε.* The authors' program uses |S| ε in place of ε (``epsilon_scaled``). In each round, it also multiplies
-  the local step size by 0.998 and ε by 0.998², and it clips local gradients at norm 10.
+* *ε.* The reference implementation FedExP uses |S| ε in place of ε (``epsilon_scaled``). In each round, it
+  also multiplies the local step size by 0.998 and ε by 0.998², and it clips local gradients at norm 10.
 * *Weights of clients.* Both averages have the weights of the job (``participation.weights``).
 * *Unbiased averages* (``availability.unbiased``) do not make the step unbiased, because it is a product of
   dependent averages, so the combination is refused.

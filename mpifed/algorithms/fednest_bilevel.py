@@ -13,7 +13,7 @@ Readings:
 
 * *Step sizes.* They are not divided by the number of local steps. In the paper's theory they are.
 * *Series.* The paper draws a random length N' from 0 to J and sets p = (J + 1) ℓ c_{N'}, which is unbiased
-  (``truncation = "random"``). The authors' program sums all terms, the default here.
+  (``truncation = "random"``). The reference implementation FedNest sums all terms, the default here.
 * *Samples.* Every evaluation has a separate sample, except that a corrected local step evaluates the same
   samples at both points.
 * *LFedNest* (``separate``): every client computes a series from its own functions and takes uncorrected

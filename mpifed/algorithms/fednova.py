@@ -8,12 +8,13 @@ ones.
 Readings:
 
 * *Momentum.* The buffer v starts at 0 in every round. Nesterov's variant steps along g + ρ v. Its ‖a_i‖_1 is
-  exact here; the authors' program uses that of the plain momentum.
-* *τ_eff* is the weighted mean of the ‖a_i‖_1 of the cohort, or, as in the authors' program, of the τ_i if
-  there is a proximal term. With unbiased averages (``availability.unbiased``), the product of this mean and
-  the mean of the d_i would be biased, so the combination is refused unless ``tau_eff`` is a number.
-* *Momentum and proximal term.* The authors' program multiplies their recursions if both are given; here, this
-  is an error.
+  exact here; the reference implementation FedNova uses that of the plain momentum.
+* *τ_eff* is the weighted mean of the ‖a_i‖_1 of the cohort, or, as in the reference implementation FedNova,
+  of the τ_i if there is a proximal term. With unbiased averages (``availability.unbiased``), the product of
+  this mean and the mean of the d_i would be biased, so the combination is refused unless ``tau_eff`` is a
+  number.
+* *Momentum and proximal term.* The reference implementation FedNova multiplies their recursions if both are
+  given; here, this is an error.
 * *Weights of clients* are those of the job (``participation.weights``), which sum to 1 over the cohort. In
   the paper all clients participate.
 * *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The paper

@@ -3,11 +3,11 @@
 Readings:
 
 * *Inexact solution.* The paper requires a γ-inexact minimiser of the local function. K steps along stochastic
-  gradients are the authors' program.
+  gradients are those of the reference implementation FedProx.
 * *Stragglers.* Each selected client is a straggler with the given probability, independently in each round,
-  and then takes a number of steps that is uniform in 1, ..., K - 1. Its result has the same weight as
-  the results of other clients. The authors' program draws an exact share of the cohort and numbers of
-  epochs. It compares with a FedAvg that leaves stragglers out, which is ``participation.dropout``.
+  and then takes a number of steps that is uniform in 1, ..., K - 1. Its result has the same weight as the
+  results of other clients. The reference implementation FedProx draws an exact share of the cohort and
+  numbers of epochs. It compares with a FedAvg that leaves stragglers out, which is ``participation.dropout``.
 * *Minimax.* The paper minimises. If the problem has a block y, y ascends in the same way on f_i - (μ/2)
   ‖y - y_t‖².
 * *Weights of clients* are those of the job (``participation.weights``).

@@ -14,8 +14,8 @@ Readings:
 * *Memory.* The papers store the m_i at the server. Here clients store them and send the change u_i - m_i, and
   the server stores m̄, which is the same.
 * *Start of FedVARP.* m_i = 0, so the first round is a round of FedAvg.
-* *Start of MIFA.* The authors' program waits until every client has been available, and then all clients
-  compute their first update (``initial_memory = "updates"``). With ``"zero"``, m_i = 0 until client i
+* *Start of MIFA.* The reference implementation MIFA waits until every client has been available, and then all
+  clients compute their first update (``initial_memory = "updates"``). With ``"zero"``, m_i = 0 until client i
   participates.
 * *Cohorts.* FedVARP expects uniform cohorts and averages over them, so ``availability.unbiased`` is refused.
   MIFA averages over all clients and is valid for any availability.

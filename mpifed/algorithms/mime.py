@@ -13,8 +13,8 @@ With the gradient g of a local step, the step size multiplies
 
 Readings:
 
-* *Mix.* ``ema`` is that of the paper. ``sum`` is the momentum of common libraries and of the authors'
-  company's program (FedJAX), with steps that are 1 / (1 - β) times as large.
+* *Mix.* ``ema`` is that of the paper. ``sum`` is the momentum of common libraries and of the reference
+  implementation FedJAX, with steps that are 1 / (1 - β) times as large.
 * *Start.* The paper takes the statistics as an input. Here, they start at 0, so the steps of ``rmsprop`` and
   ``adam`` in the first round are divided by ε. There is no bias correction.
 * *Fixed v.* In FedJAX, the v by which a local step of ``rmsprop`` or ``adam`` is divided includes g. In the

@@ -63,8 +63,8 @@ def fedprox_minimax(
 def fednova(
     grad, x, cohorts, weights, *, tau, eta, rho=0.0, nesterov=False, mu=0.0, beta=0.0, tau_eff=None, project=free
 ):
-    """‖a_i‖_1 is counted as in the authors' program, one step after another; Nesterov's variant looks one
-    step ahead."""
+    """‖a_i‖_1 is counted as in the reference implementation FedNova, one step after another; Nesterov's
+    variant looks one step ahead."""
     path, m = [], 0 * x
     for r, cohort in enumerate(cohorts, 1):
         d, effective = {}, {}
