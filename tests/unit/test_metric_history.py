@@ -13,6 +13,7 @@ import mpifed
 from mpifed.algorithms import FGDA, FSGDA
 from mpifed.base.errors import ContractError
 from mpifed.config.job import Stop
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.stopping import StopRule
 from mpifed.simulation.problem_metrics import expect_metrics
@@ -186,11 +187,11 @@ PATIENCE = {
 @pytest.mark.parametrize("values, settings, end, best", PATIENCE.values(), ids=PATIENCE)
 def test_patience(values, settings, end, best):
     """The end is the same for a run that is resumed after any of its evaluations."""
-    maximised, stop = {"m"} if values[0] < 1 else set(), Stop(metric="m", **settings)
+    columns, stop = {"m": Column("m", maximised=values[0] < 1)}, Stop(metric="m", **settings)
     for cut in range(len(values) if end is None else end + 1):
         rule = StopRule(SimpleNamespace(rounds=100, stop=stop), COMM)
-        rule.restore({"round": [*range(cut)], "m": values[:cut]}, maximised)
-        found = ((r, rule.end_by_metric({"m": values[r]}, r, maximised)) for r in range(cut, len(values)))
+        rule.restore({"round": [*range(cut)], "m": values[:cut]}, columns)
+        found = ((r, rule.end_by_metric({"m": values[r]}, r, columns)) for r in range(cut, len(values)))
         r, reason = next(((r, reason) for r, reason in found if reason), (None, None))
         assert r == end
         if best is not None:

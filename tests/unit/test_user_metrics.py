@@ -13,6 +13,7 @@ from runfiles import edited
 import mpifed
 from mpifed import Config
 from mpifed.base.errors import ConfigError
+from mpifed.core.metrics import Column
 from mpifed.core.problem import as_family, named_point
 from mpifed.core.user_metrics import Metric
 from mpifed.data import DATASETS
@@ -94,8 +95,8 @@ def test_values_and_names_of_user_metrics(file):
     assert {"validation_confidence", "client_top2_q50"} <= result.metrics.keys()
     assert not {"validation_norm", "client_norm_q50"} & result.metrics.keys()
     run = results.load("run")
-    assert {"top2", "norm", "validation_top2", "client_top2_worst"} <= run.maximised
-    assert not {"wrong", "confidence", "validation_norm"} & run.maximised
+    assert all(map(run.maximises, ("top2", "norm", "validation_top2", "client_top2_worst")))
+    assert not any(map(run.maximises, ("wrong", "confidence", "client_confidence_worst")))
 
 
 def test_metrics_are_stored_with_their_source(file):
@@ -192,13 +193,15 @@ def test_the_point_has_the_problems_blocks_under_operator_methods():
 
 def test_quantiles_and_the_worst_client():
     shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
-    found = client_summary("client", {"share": shares, "loss": shares}, {"share"})
+    share, loss = Column("share", "client", maximised=True), Column("loss", "client")
+    found = client_summary({share: shares, loss: shares})
     # The 10 % quantile of 0.1, 0.3, 0.5, 0.7, 0.9 is 0.4 of the way from the first to the second.
     parts = ("mean", "q10", "q50", "q90", "worst")
-    assert list(found) == [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
+    names = [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
+    assert [column.name for column in found] == names
     values = [0.5, 0.18, 0.5, 0.82]
     assert [*found.values()] == pytest.approx([*values, 0.1, *values, 0.9], abs=1e-15)
-    assert all(np.isnan([*client_summary("client", {"share": np.full(3, np.nan)}, ()).values()]))
+    assert all(np.isnan([*client_summary({share: np.full(3, np.nan)}).values()]))
 
 
 def test_metrics_of_clients_and_confusion_matrix(tmp_path):
