@@ -102,13 +102,13 @@ class Evaluations:
     """All evaluations of a run, in the order of the history's columns.
 
     Attributes:
-        columns: columns of the history by name, on rank 0; ``None`` before the first evaluation.
+        columns: columns of the history, on rank 0; ``None`` before the first evaluation.
         details: further results of the last evaluation, on rank 0.
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], comm: SerialComm, problem: str):
         self._evaluations, self._comm, self._problem = [*evaluations], comm, problem
-        self.columns: dict[str, Column] | None = None
+        self.columns: Sequence[Column] | None = None
         self.details = Details()
         self._warned: set[str] = set()
 
@@ -133,22 +133,22 @@ class Evaluations:
 
     def _recorded(self, values: dict[Column, float], r: int) -> dict[str, float]:
         """Return the values of the history's columns by name."""
-        found: dict[str, Column] = {}
-        for column in values:
-            other = found.setdefault(column.name, column)
-            if other is not column:
-                both = " and ".join(f"{one.metric!r} ({one.split or 'no split'})" for one in (other, column))
+        by_name: dict[str, float] = {}
+        for column, value in values.items():
+            if column.name in by_name:
                 raise ContractError(
-                    f"the metrics {both} would both be recorded as {column.name!r}: choose another name"
+                    f"{column.name!r} is the column of the metric {column.metric!r} on the {column.split} "
+                    f"split: choose another name for the metric {column.name!r}"
                 )
-        self.columns = columns = found if self.columns is None else self.columns
-        new = [name for name in found if name not in {*columns, *self._warned}]
+            by_name[column.name] = value
+        self.columns = [*values] if self.columns is None else self.columns
+        names = [column.name for column in self.columns]
+        new = [name for name in by_name if name not in {*names, *self._warned}]
         if new:
             self._warned.update(new)
             warning(
                 f"{self._problem}.metrics returns {', '.join(map(repr, new))} after round {r}, "
                 "but not in the first evaluation: only "
-                f"{', '.join(map(repr, columns)) or 'no metric'} can be recorded"
+                f"{', '.join(map(repr, names)) or 'no metric'} can be recorded"
             )
-        by_name = {column.name: value for column, value in values.items()}
-        return {name: by_name.get(name, math.nan) for name in columns}
+        return {name: by_name.get(name, math.nan) for name in names}

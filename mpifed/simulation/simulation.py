@@ -272,7 +272,7 @@ class Simulation:
     @property
     def columns(self) -> dict[str, Column]:
         """The columns of the history by name, on rank 0; empty before the first evaluation."""
-        return self._evaluations.columns or {}
+        return {column.name: column for column in self._evaluations.columns or ()}
 
     @property
     def scored_rows(self) -> dict[str, int]:
@@ -340,7 +340,7 @@ class Simulation:
         return self.rounds.state_dict() | {
             "round": self.round,
             "infeasible": self.infeasible,
-            "columns": None if self._evaluations.columns is None else [*self.columns.values()],
+            "columns": self._evaluations.columns,
             **self.arrays(),
             "clients": self.client_rows(),
         }
@@ -353,9 +353,7 @@ class Simulation:
         self.client_rows().copy_(state["clients"])
         self.round, self.infeasible = state["round"], state["infeasible"]
         columns = state["columns"]
-        if columns is not None:
-            columns = {column.name: column for column in starmap(Column, columns)}
-        self._evaluations.columns = columns
+        self._evaluations.columns = None if columns is None else [*starmap(Column, columns)]
         self.rounds.load_state_dict(state)
 
     def _expect_feasible(self, point: Sequence[torch.Tensor]) -> None:

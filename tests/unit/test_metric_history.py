@@ -17,7 +17,7 @@ from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.stopping import StopRule
 from mpifed.simulation.problem_metrics import expect_metrics
-from mpifed.storage.results import End
+from mpifed.storage.results import End, load
 
 COMM, NAN = SerialComm(), math.nan
 
@@ -65,7 +65,9 @@ def test_the_output_is_evaluated_unless_the_last_evaluation_was_its_own(tmp_path
 
 def test_resumed_run_keeps_its_names(tmp_path, capsys):
     run(tmp_path, [{"b": 1, "a": 2}])
+    columns = load(tmp_path).columns
     continued = run(tmp_path, [{"new": 3, "a": 5}], rounds=6)
+    assert load(tmp_path).columns == columns == {"b": Column("b"), "a": Column("a")}
     assert "returns 'new'" in capsys.readouterr().err
     for one in (continued, mpifed.load(tmp_path)):
         assert list(one.history) == ["round", "b", "a"] and {*one.metrics} == {"a", "b"}

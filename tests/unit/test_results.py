@@ -18,7 +18,7 @@ from mpifed.core.metrics import Column
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import checkpoint, hdf5
 from mpifed.storage.files import CHECKPOINT_MAGIC
-from mpifed.storage.results import find_runs, load, read
+from mpifed.storage.results import columns_of_names, find_runs, load, read
 from mpifed.storage.status import find_statuses, status
 
 COMM = SerialComm()
@@ -56,6 +56,17 @@ def test_load(tmp_path, by_file):
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
     assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20] and list(run.metrics) == ["x_error"]
     np.testing.assert_array_equal(run.metrics["x_error"], decay(0.1)(run.metric_rounds))
+
+
+def test_the_columns_of_files_with_names_only():
+    names = ("auc", "validation_auc", "train_auc", "client_auc_q10", "personal_auc_worst", "client_auc", "b")
+    found = columns_of_names([*names, "validation_b"], {"auc", "validation_b"})
+    assert found == [
+        *(Column("auc", split, "", True) for split in ("test", "validation", "train")),
+        Column("auc", "client", "q10", True), Column("auc", "personal", "worst", True),
+        Column("client_auc", "test"), Column("b", "test"), Column("b", "validation", "", True),
+    ]  # fmt: skip
+    assert [column.name for column in found] == [*names, "validation_b"]
 
 
 def test_runs_are_found_behind_links(tmp_path):

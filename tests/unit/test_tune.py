@@ -10,6 +10,7 @@ import pytest
 from commands import error_of, invoke, output_of
 from oracles import prepared
 
+from mpifed.algorithms import FGDA
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
@@ -253,6 +254,22 @@ def test_a_metric_to_maximise_is_of_test_data_unless_the_problem_says_otherwise(
     assert [scored.column(name, "test").split for name in names] == ["", "test", ""]
 
 
+def test_metrics_whose_names_begin_like_a_split_are_metrics_of_test_data():
+    class Own(Saddle):
+        maximised = frozenset({"train_score"})
+
+        def metrics(self, x, y, predictions):
+            return {"loss": 0.0, "validation_loss": 1.0, "train_score": 2.0}
+
+    with Simulation(Own(clients=2), FGDA(q=1, gamma=0.1, lam=0.1)) as simulation:
+        simulation.start()
+        simulation.evaluate()
+        found = Probe(1, 1, simulation.columns)
+    assert found.selection_metric(None) == "loss", "it has no validation split"
+    with pytest.raises(ConfigError, match="train_score is a metric of the test data"):
+        found.selection_metric("train_score")
+
+
 def test_settings_are_selected_by_the_validation_metric(job, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     text = job.read_text().replace("Saddle", f"{tmp_path}/planted.py:Planted")
@@ -308,7 +325,7 @@ def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, 
         return whole(study, settings, comm)
 
     monkeypatch.setattr(trials, "_probe", diverges_once)
-    assert trials.probe(study, SerialComm()).metrics and seen == [1e-3, 0.5]
+    assert trials.probe(study, SerialComm()).columns and seen == [1e-3, 0.5]
 
 
 def test_a_method_that_diverges_at_all_values_is_refused(job):

@@ -19,12 +19,13 @@ from mpifed.core.user_metrics import Metric
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
-from mpifed.report.comparison import Rule, settings_of
+from mpifed.report.comparison import Rule, metrics_of, settings_of
 from mpifed.report.page import page
 from mpifed.report.tables import client_rows, confusion_rows
 from mpifed.simulation import problem_metrics
 from mpifed.simulation.problem_metrics import client_summary, evaluation_details
 from mpifed.storage import results
+from mpifed.storage.status import status
 
 SOURCE = """
 import torch
@@ -268,6 +269,41 @@ def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
     assert "client_accuracy_q10" not in text
     assert "the training data" in Rule("client_accuracy_worst").describe([setting])
     Rule("client_accuracy_worst").check([setting])
+
+
+def validation_error(point):
+    return 1.0
+
+
+def client_x(point):
+    return 2.0
+
+
+def test_metrics_whose_names_begin_like_a_split(tmp_path):
+    """They are reported like other metrics, and do not select settings by ``error``, the problem's metric."""
+    problem = {"name": "Saddle", "clients": 2}
+    algorithm = {"name": "FGDA", "q": 1, "gamma": 0.1, "lam": 0.1}
+    own = {"problem": problem, "algorithm": algorithm, "run": {"progress": False, "out": str(tmp_path)}}
+    mpifed.run({"rounds": 1, "metrics": [validation_error, client_x]} | own, SerialComm())
+    run = results.load(tmp_path)
+    (setting,) = settings_of([run])
+    assert metrics_of([setting])[0] == "error" and {"validation_error", "client_x"} <= {
+        *metrics_of([setting])
+    }
+    assert Rule().selection_metric(setting) == "error"
+    for name in ("error", "validation_error", "client_x"):
+        assert "chosen on" not in Rule(name).describe([setting])
+    assert status(tmp_path).validation is None
+
+
+def test_two_metrics_of_one_column_are_refused(tmp_path):
+    def validation_accuracy(point):
+        return 0.0
+
+    job = table(tmp_path / "run", {"validation": 0.2}, metrics=[validation_accuracy])
+    words = "'validation_accuracy' is the column of the metric 'accuracy' on the validation split: choose"
+    with pytest.raises(CollectiveError, match=words):
+        mpifed.run(job, SerialComm())
 
 
 def test_the_metric_to_maximise_may_be_one_name():
