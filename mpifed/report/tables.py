@@ -195,9 +195,10 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
     rows = []
     for setting, name in zip(settings, labels(settings)):
         runs = [run for run in setting.runs if run.details.clients]
-        columns = runs[0].columns.values() if runs else ()
-        for column in (column for column in columns if column.statistic == "worst"):
+        for column in runs[0].columns.values() if runs else ():
             metric = column.of_clients
+            if column.statistic != "worst" or metric not in runs[0].details.clients:
+                continue
             known = [_known_values(run, metric) for run in runs]
             worst = [_worst(run, column) for run in runs]
             quantiles = {

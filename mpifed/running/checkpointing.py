@@ -364,8 +364,8 @@ def _steps_of_version_0_2(header: dict, method: Algorithm) -> tuple[int, int]:
 
 def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column]:
     """Return the columns of a checkpoint without them, by their names."""
-    maximised = simulation.problem.maximised.union(*(one.maximised for one in simulation.config.metrics))
-    return columns_of_names(header["metrics"][1:], maximised)
+    own = (metric.maximised for metric in simulation.config.metrics)
+    return columns_of_names(header["metrics"][1:], {*simulation.problem.maximised}.union(*own))
 
 
 def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:

@@ -55,6 +55,7 @@ class ScoredProblem:
         self, problem: Problem, user_metrics: Sequence[Metric | RankingMetric], reserved: Mapping[str, str]
     ):
         self.problem, self.user_metrics, self.reserved = problem, user_metrics, reserved
+        self._maximised = {*problem.maximised}.union(*(metric.maximised for metric in user_metrics))
         self._undefined: set[Column] = set()  # metrics for whose NaN a warning was given
         name, labelled = type(user_problem(problem)).__name__, problem.test_labels() is not None
         for metric in user_metrics:
@@ -64,9 +65,7 @@ class ScoredProblem:
                     "labelled held-out samples: expected a function of (point)"
                 )
 
-        self._maximised = {*problem.maximised}.union(*(metric.maximised for metric in user_metrics))
-
-    def column(self, name: str, split: str, statistic: str = "") -> Column:
+    def column(self, name: str, split: str) -> Column:
         """Return the column of a metric.
 
         A problem without ``test_rows`` may compute metrics of test samples itself. Metrics to maximise, such
@@ -76,7 +75,7 @@ class ScoredProblem:
         held_out = problem.test_rows or name in problem.maximised
         if split == "test" and (name in problem.of_training or not held_out):
             split = ""
-        return Column(name, split, statistic, name in self._maximised)
+        return Column(name, split, maximised=name in self._maximised)
 
     def expect_splits(self, setting: str, remedy: str) -> None:
         """Check that the metrics are defined on other samples.
