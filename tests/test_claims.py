@@ -28,6 +28,7 @@ from claims.panels import matches, restricted, task_title
 from claims.values import values_by_seed, worst
 from claims.verdicts import is_improving, judge, verdict, with_second_search
 from mpifed.base.errors import ConfigError
+from mpifed.core.metrics import Column
 from mpifed.theory import prescribe
 
 ROOT = Path(__file__).parent.parent
@@ -239,7 +240,7 @@ def test_a_formula_is_the_bound_of_the_theorem_or_an_expression():
     runs = [planted("New", seed, [9, 5 / R + seed / 1e6], theory=theory | {"R": R}, problem={"n": R})
             for R in (10, 40, 160) for seed in range(3)]  # fmt: skip
     for one in runs:
-        one.metrics["err_D"] = one.metrics["error"]
+        one.metrics["err_D"], one.columns["err_D"] = one.metrics["error"], Column("err_D", "test")
     where = panel(*runs, keys=["problem.n"])
     it = claim(than=(), scale="log", margin=0.05, metric="err_D", trend=LAW | {"formula": "bound"})
     assert judge(it, where).deciding.theirs == pytest.approx(-1)  # 2 L D² / (K R) without noise
@@ -412,7 +413,7 @@ def test_the_bound_is_that_of_the_runs_own_theorem():
     theory = dict(of="wang-kale-2", L=2.0, sigma=0.3, K=10, R=80, M=8, D=10.0)
     runs = [planted("New", seed, [9, 0.1 + seed / 100], theory=theory) for seed in range(3)]
     for one in runs:
-        one.metrics["err_D"] = one.metrics["error"]
+        one.metrics["err_D"], one.columns["err_D"] = one.metrics["error"], Column("err_D", "test")
     it = claim(than=(), than_bound="wang-kale-2", metric="err_D")
     found = judge(it, panel(*runs))
     assert found.state == "holds" and found.deciding.theirs == pytest.approx(7.8, abs=2)

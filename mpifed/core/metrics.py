@@ -1,12 +1,9 @@
-"""Names of metrics by split of the data, and further results of an evaluation.
-
-Metrics of the test split have the names that the problem gives them. The names of all other splits begin with
-the split, such as ``validation_auc``.
-"""
+"""What the columns of a run's history contain, names of metrics, and further results of an evaluation."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -17,14 +14,15 @@ __all__ = [
     "PERSONAL",
     "QUANTILES",
     "VALIDATION",
+    "Column",
     "Details",
     "group_metric_name",
-    "split_metric_name",
+    "validation_column",
 ]
 
 #: The split by which hyperparameters are selected.
 VALIDATION = "validation"
-#: Prefixes of metrics on the clients' samples: of the averaged point, and of each client's fine-tuned point.
+#: The samples of each client: evaluated at the averaged point, and at the client's fine-tuned point.
 CLIENTS, PERSONAL = "client", "personal"
 #: Percentiles over the clients that are reported.
 QUANTILES = (10, 50, 90)
@@ -32,9 +30,38 @@ QUANTILES = (10, 50, 90)
 _LONGEST = 60
 
 
-def split_metric_name(split: str, metric: str) -> str:
-    """Return the name of a metric on a split other than the test split."""
-    return f"{split}_{metric}"
+class Column(NamedTuple):
+    """What a column of the history contains.
+
+    Attributes:
+        metric: the name that the problem or the user gives to the metric.
+        split: "test", "train", :data:`VALIDATION`, :data:`CLIENTS` or :data:`PERSONAL`; "" for a measure
+            without held-out samples that is evaluated once.
+        statistic: over the clients: "mean", "q10", ..., "worst"; "" for other splits.
+        maximised: whether the metric is to be maximised.
+    """
+
+    metric: str
+    split: str = ""
+    statistic: str = ""
+    maximised: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the column, such as ``auc``, ``validation_auc`` or ``client_auc_q10``."""
+        split = "" if self.split == "test" else self.split
+        return "_".join(filter(None, (split, self.metric, self.statistic)))
+
+    @property
+    def of_clients(self) -> str:
+        """The name of the metric in the table of the clients."""
+        return self.metric if self.split == CLIENTS else f"{self.split}_{self.metric}"
+
+
+def validation_column(name: str, columns: Mapping[str, Column]) -> str | None:
+    """Return the name of the column with a metric's values on the validation split, ``None`` without one."""
+    wanted = (name, VALIDATION)
+    return next((other for other, column in columns.items() if column[:2] == wanted), None)
 
 
 def group_metric_name(metric: str, group: str) -> str:
@@ -63,8 +90,8 @@ class Details(NamedTuple):
         confusion: number of test samples by true class (rows) and predicted class, ``[K, K]``; ``None`` if
             the scores do not determine a class.
         classes: names of the classes.
-        clients: every metric on each client's samples, ``[N]``; empty if it is not evaluated. Names of
-            metrics of fine-tuned points begin with :data:`PERSONAL`.
+        clients: every metric on each client's samples, ``[N]``, by :attr:`Column.of_clients`; empty if it is
+            not evaluated.
     """
 
     confusion: np.ndarray | None = None

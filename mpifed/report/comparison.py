@@ -17,7 +17,7 @@ from mpifed.base.plugins import short_names
 from mpifed.base.settings import affecting, flatten, suggest
 from mpifed.config.job import Config, Run
 from mpifed.config.theory import prescription_of
-from mpifed.core.metrics import CLIENTS, PERSONAL, VALIDATION, split_metric_name
+from mpifed.core.metrics import CLIENTS, VALIDATION, Column, validation_column
 from mpifed.report.statistics import (
     Curve,
     MeanStd,
@@ -26,7 +26,6 @@ from mpifed.report.statistics import (
     holm,
     paired_test,
     ranking_key,
-    validation_metric,
 )
 from mpifed.storage.results import RunData
 
@@ -64,15 +63,17 @@ class Setting:
         return sum(bool(run.infeasible) for run in self.runs)
 
     @property
-    def metrics(self) -> list[str]:
-        """The metrics that all runs have."""
-        return [
-            name for name in self.runs[0].metrics if all(len(run.metrics.get(name, ())) for run in self.runs)
-        ]
+    def metrics(self) -> dict[str, Column]:
+        """The metrics that all runs have, by name."""
+        return {
+            name: column
+            for name, column in self.runs[0].columns.items()
+            if all(len(run.metrics.get(name, ())) for run in self.runs)
+        }
 
     def maximises(self, metric: str) -> bool:
         """Whether the metric is to be maximised."""
-        return metric in self.runs[0].maximised
+        return self.runs[0].maximises(metric)
 
     def spread(self, value: Callable[[RunData], float]) -> MeanStd:
         """Mean and deviation over the runs of a function of a run."""
@@ -137,7 +138,7 @@ class Rule:
     def selection_metric(self, setting: Setting) -> str | None:
         """The metric that selects the best setting, on the validation split if all runs have one."""
         metric = self.metric_of(setting)
-        return metric and validation_metric(metric, setting.metrics)
+        return metric and (validation_column(metric, setting.metrics) or metric)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Check that the rule applies to the settings.
@@ -174,7 +175,7 @@ class Rule:
     def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
         """Round of the first evaluation that reaches the target, ``None`` if none does."""
         values = run.metrics.get(metric, np.zeros(0))
-        reached = values >= self.target if metric in run.maximised else values <= self.target
+        reached = values >= self.target if metric and run.maximises(metric) else values <= self.target
         return int(run.metric_rounds[np.argmax(reached)]) if reached.any() else None
 
     def is_task(self, key: str) -> bool:
@@ -211,12 +212,14 @@ class Rule:
 
     def _selection_data(self, setting: Setting) -> str | None:
         """The data on which the best setting is selected; ``None`` if the runs have no held-out data."""
-        metric = self.selection_metric(setting) or ""
-        if metric.startswith(split_metric_name(VALIDATION, "")):
+        metric = self.selection_metric(setting)
+        split = setting.metrics[metric].split if metric else ""
+        if split == VALIDATION:
             return "the validation data, other metrics refer to the test data"
-        if metric.startswith((split_metric_name("train", ""), split_metric_name("client", ""))):
+        if split in ("train", CLIENTS):
             return "the training data"
-        return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
+        tested = split and all(run.splits.get("test") for run in setting.runs)
+        return "the test data" if tested else None
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:
@@ -292,9 +295,8 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
     """The distinct metrics of the settings, without statistics over clients except their means; a separate
     table shows these."""
-    prefixes = tuple(split_metric_name(prefix, "") for prefix in (CLIENTS, PERSONAL))
-    every = dict.fromkeys(metric for setting in settings for metric in setting.metrics)
-    return [metric for metric in every if not metric.startswith(prefixes) or metric.endswith("_mean")]
+    columns = [column for setting in settings for column in setting.metrics.values()]
+    return [*dict.fromkeys(column.name for column in columns if column.statistic in ("", "mean"))]
 
 
 def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:

@@ -190,7 +190,7 @@ def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
         return {"curves": ""}
     most = points_per_line(len(settings))
     measured = [setting for setting in settings if setting.metrics]
-    long = any(len(setting.curve(setting.metrics[0]).rounds) > most for setting in measured)
+    long = any(len(setting.curve(next(iter(setting.metrics))).rounds) > most for setting in measured)
     return {
         "curves": Markup(curves_json(settings, chosen)),
         "library": Markup(bokeh_js()),

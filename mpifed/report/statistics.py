@@ -6,12 +6,11 @@ would hide the divergence. Instead, the median of the finite values is reported,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpifed.core.metrics import VALIDATION, split_metric_name
 from mpifed.storage.results import RunData
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curve", "FiniteSummary", "MeanStd", "QUANTILES", "best_value", "final_value", "holm", "paired_test",
-    "ranking_key", "validation_metric",
+    "ranking_key",
 ]  # fmt: skip
 
 #: The ends of a band on a logarithmic axis.
@@ -129,12 +128,6 @@ class Curve(NamedTuple):
             return self
         indices = np.unique(np.linspace(0, len(self.rounds) - 1, points).round().astype(int))
         return Curve(*(column[indices] for column in self))
-
-
-def validation_metric(metric: str, known: Collection[str]) -> str:
-    """The metric on the validation split if it is among ``known``, else the metric itself."""
-    validated = split_metric_name(VALIDATION, metric)
-    return validated if validated in known else metric
 
 
 def final_value(run: RunData, metric: str) -> float:

@@ -17,7 +17,7 @@ from mpifed.base.console import Console
 from mpifed.base.log import escape_cell, escape_control
 from mpifed.base.settings import flatten
 from mpifed.config.theory import prescription_of
-from mpifed.core.metrics import QUANTILES
+from mpifed.core.metrics import QUANTILES, Column
 from mpifed.report.comparison import Rule, Setting, metrics_of, paired_tests
 from mpifed.report.labels import labels, run_names, setting_cells
 from mpifed.report.statistics import MeanStd, best_value, final_value
@@ -195,9 +195,12 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
     rows = []
     for setting, name in zip(settings, labels(settings)):
         runs = [run for run in setting.runs if run.details.clients]
-        for metric in runs[0].details.clients if runs else ():
+        for column in runs[0].columns.values() if runs else ():
+            metric = column.of_clients
+            if column.statistic != "worst" or metric not in runs[0].details.clients:
+                continue
             known = [_known_values(run, metric) for run in runs]
-            worst = [_worst(run, metric) for run in runs]
+            worst = [_worst(run, column) for run in runs]
             quantiles = {
                 f"{per_cent} %": MeanStd.from_values(np.quantile(values, per_cent / 100) for values in known)
                 for per_cent in QUANTILES
@@ -216,9 +219,9 @@ def _known_values(run: RunData, metric: str) -> np.ndarray:
     return values[~np.isnan(values)] if not np.isnan(values).all() else values[:1]
 
 
-def _worst(run: RunData, metric: str) -> int:
+def _worst(run: RunData, column: Column) -> int:
     """The number of the client with the worst value; 0 if all are NaN."""
-    values = run.details.clients[metric] * (1 if metric in run.maximised else -1)
+    values = run.details.clients[column.of_clients] * (1 if column.maximised else -1)
     return 0 if np.isnan(values).all() else int(np.nanargmin(values))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from mpifed.base.settings import explain
 from mpifed.base.versions import versions
 from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
 from mpifed.running.recorder import Recorder
@@ -26,7 +28,7 @@ from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
 from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
 from mpifed.storage.folder import Folder
-from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
+from mpifed.storage.results import COSTS, End, columns_of_names, end_entries, load_if_valid
 
 __all__ = ["CheckpointManager", "Snapshot", "announce", "expect_state", "writer_version"]
 
@@ -113,8 +115,8 @@ class CheckpointManager:
             past = _read_history(snapshot) if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
         steps = header.get("steps") or _steps_of_version_0_2(header, simulation.config.algorithm)
-        metrics = [name for name in header["metrics"] if name != "round"]
-        state = header | {"steps": steps, "metrics": metrics, **arrays, "clients": own}
+        columns = header.get("columns") or _columns_of_version_0_2(header, simulation)
+        state = header | {"steps": steps, "columns": columns, **arrays, "clients": own}
         simulation.load_state_dict(state)
         self.newest = snapshot.round
         announce(comm, f"continuing {self.folder.path} from round {self.newest}")
@@ -300,6 +302,8 @@ class Header(_Table):
     best: _Best | None = None  # since 0.2
     #: Number of local steps in all rounds and in the last one. Since 0.3.
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None = None
+    #: What the metrics are, without ``round``. Since 0.3.
+    columns: list[Column] | None = None
 
 
 @dataclass
@@ -358,6 +362,12 @@ def _steps_of_version_0_2(header: dict, method: Algorithm) -> tuple[int, int]:
     return (header["round"] - header["skipped"]) * steps, steps
 
 
+def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column]:
+    """Return the columns of a checkpoint without them, by their names."""
+    own = (metric.maximised for metric in simulation.config.metrics)
+    return columns_of_names(header["metrics"][1:], {*simulation.problem.maximised}.union(*own))
+
+
 def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Return the history up to the round of a snapshot; damaged rows cause a warning."""
     tables, lost = history.read(snapshot.path.parent, snapshot.header)
@@ -413,6 +423,9 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
     metrics, recorded = header["metrics"], header["config"].get("record", [])
     if metrics[0] != "round" or len({*metrics}) < len(metrics):
         raise ValueError(f"expected the metrics 'round' and others, found {', '.join(metrics)}")
+    columns = [column.name for column in starmap(Column, header.get("columns") or ())]
+    if columns not in ([], metrics[1:]):
+        raise ValueError(f"expected the columns {', '.join(metrics[1:])}, found {', '.join(columns)}")
     if {*header["recorded"]} != {*recorded} or header["totals"][0] != header["round"]:
         raise ValueError("expected iterates and costs of its own settings and round, found others")
 

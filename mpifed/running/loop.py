@@ -166,7 +166,7 @@ class _Run:
     def restore(self, saved: Snapshot) -> End | None:
         """Restore a checkpoint; return the end if the run was or is at its end. Collective."""
         self.checkpoints.restore(saved)
-        self.rule.restore(self.recorder.metrics, self.simulation.maximised)
+        self.rule.restore(self.recorder.metrics, self.simulation.columns)
         self.saved = time.monotonic()
         end = final_end(saved.end, saved.round, saved.header["config"], self.config)
         if end:
@@ -214,7 +214,7 @@ class _Run:
             self._bar.set_postfix_str(text, refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
-        end = self.rule.end_by_metric(metrics, simulation.round, simulation.maximised)
+        end = self.rule.end_by_metric(metrics, simulation.round, simulation.columns)
         self.watchdog.beat(simulation.round)
         return end, metrics
 

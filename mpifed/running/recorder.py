@@ -131,7 +131,7 @@ class Recorder:
         metric = self.simulation.config.run.keep_best
         expect_metric("run.keep_best", metric, metrics)
         value, best = metrics[metric], self.best.value if self.best else math.nan
-        if is_better(value, best, metric in self.simulation.maximised):
+        if is_better(value, best, self.simulation.columns[metric].maximised):
             self.best = Best(metric, value, self.simulation.round, point.cpu().numpy().copy())
 
     def gather(self) -> None:
@@ -291,7 +291,7 @@ class Recorder:
             "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
             "layout": json.dumps(simulation.describe() | {"machine": machine(simulation.device)}),
             "data": files_to_json(simulation.files),
-            "maximised": json.dumps(sorted(simulation.maximised)),
+            "columns": json.dumps([*simulation.columns.values()]),
             "splits": json.dumps(simulation.scored_rows),
             "infeasible": simulation.infeasible,
         }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from mpifed.base.log import warning
 from mpifed.config.job import Config
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.running.recorder import expect_metric, is_better
 from mpifed.storage.results import End
@@ -72,12 +73,12 @@ class StopRule:
         )
         return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if unreachable else end
 
-    def restore(self, history: Mapping[str, Sequence[float]], maximised: Collection[str]) -> None:
+    def restore(self, history: Mapping[str, Sequence[float]], columns: Mapping[str, Column]) -> None:
         """Restore the state from the evaluations of a resumed run. Collective.
 
         Args:
             history: metrics by name, with ``round``, complete on rank 0.
-            maximised: names of the metrics to maximise.
+            columns: columns of the history by name, complete on rank 0.
 
         Raises:
             CollectiveError: the metric does not exist.
@@ -90,17 +91,19 @@ class StopRule:
                     expect_metric("stop.metric", metric, [name for name in history if name != "round"])
                     state[1] = not all(map(math.isnan, history[metric]))
                     for r, value in zip(history["round"], history[metric]):
-                        self._count(value, r, metric in maximised)
+                        self._count(value, r, columns[metric].maximised)
         self.comm.bcast_(state)
         self.evaluated, self._metric_was_finite = int(state[0]), bool(state[1])
 
-    def end_by_metric(self, metrics: Mapping[str, float], r: int, maximised: Collection[str]) -> End | None:
+    def end_by_metric(
+        self, metrics: Mapping[str, float], r: int, columns: Mapping[str, Column]
+    ) -> End | None:
         """Return the end if the metric has reached its target, or has not improved for long. Collective, also
         without a metric.
 
         Args:
             metrics: metrics after round ``r``, complete on rank 0.
-            maximised: names of the metrics to maximise.
+            columns: columns of the history by name, complete on rank 0.
 
         Raises:
             CollectiveError: the metric does not exist.
@@ -110,7 +113,7 @@ class StopRule:
             if self.comm.rank == 0 and stop.metric is not None:
                 expect_metric("stop.metric", stop.metric, metrics)
                 value = metrics[stop.metric]
-                self._count(value, r, stop.metric in maximised)
+                self._count(value, r, columns[stop.metric].maximised)
                 finite, reached = not math.isnan(value), self._is_reached(value)
                 state[:] = finite, reached, self._waited, self._best_round, self._best
         self.comm.bcast_(state)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
 from mpifed.simulation.executor import Executor
@@ -24,7 +25,7 @@ class ClippedShare(Evaluation):
     def __init__(self, executor: Executor, comm: SerialComm):
         self._executor, self._comm = executor, comm
 
-    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
         counts = np.array([int(self._executor.clipped), self._executor.calls_in_round], dtype=np.int64)
         self._comm.allreduce_(counts)
-        return {"clipped": float(counts[0] / counts[1]) if counts[1] else math.nan}
+        return {Column("clipped"): float(counts[0] / counts[1]) if counts[1] else math.nan}

@@ -1,7 +1,7 @@
 """Evaluations of a point, excluded from the costs of a run: a list of objects, one per kind of measure.
 
-An evaluation returns numbers by name. To add a measure of the point for all problems, derive a class from
-:class:`Evaluation` in a file of its own, and construct it in
+An evaluation returns numbers by :class:`~mpifed.core.metrics.Column`. To add a measure of the point for all
+problems, derive a class from :class:`Evaluation` in a file of its own, and construct it in
 :meth:`mpifed.simulation.simulation.Simulation._evaluations_of`.
 
 The first evaluation of a run determines the columns of its history: a metric that a later evaluation lacks is
@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import torch
 
+from mpifed.base.errors import ContractError
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.metrics import Details
+from mpifed.core.metrics import Column, Details
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.simulation.settings import SimulationSettings
 
@@ -79,19 +80,17 @@ class Evaluation:
     Attributes:
         names: names that no metric of the problem or the user may have; empty if the names are theirs.
         owner: whose names they are, in error messages.
-        maximised: names of the measures to maximise.
         rows: number of samples scored by an evaluation, by split.
         details: further results of the last evaluation, on rank 0.
     """
 
     names: tuple[str, ...] = ()
     owner = ""
-    maximised: frozenset[str] = frozenset()
     rows: Mapping[str, int] = {}
     details = Details()
 
-    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
-        """Return the measures by name; at least on rank 0 all of them. Collective.
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
+        """Return the measures; at least on rank 0 all of them. Collective.
 
         Raises:
             CollectiveError: on all ranks: a function of the problem or the user fails.
@@ -103,20 +102,15 @@ class Evaluations:
     """All evaluations of a run, in the order of the history's columns.
 
     Attributes:
-        names: names of the measures in the history, on rank 0; ``None`` before the first evaluation.
+        columns: columns of the history, on rank 0; ``None`` before the first evaluation.
         details: further results of the last evaluation, on rank 0.
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], comm: SerialComm, problem: str):
         self._evaluations, self._comm, self._problem = [*evaluations], comm, problem
-        self.names: Sequence[str] | None = None
+        self.columns: Sequence[Column] | None = None
         self.details = Details()
         self._warned: set[str] = set()
-
-    @property
-    def maximised(self) -> frozenset[str]:
-        """Names of the measures to maximise."""
-        return frozenset().union(*(evaluation.maximised for evaluation in self._evaluations))
 
     @property
     def rows(self) -> dict[str, int]:
@@ -127,24 +121,34 @@ class Evaluations:
         """Return all measures on rank 0, an empty dictionary on the other ranks. Collective.
 
         Raises:
-            CollectiveError: on all ranks: a function of the problem or the user fails.
+            CollectiveError: on all ranks: a function of the problem or the user fails, or two metrics would
+                have columns of the same name.
         """
-        values: dict[str, float] = {}
+        values: dict[Column, float] = {}
         for evaluation in self._evaluations:
             values |= evaluation.evaluate(point)
         with collective_errors(self._comm, ValueError):
             self.details = reduce(Details.joined, (evaluation.details for evaluation in self._evaluations))
-            return self._columns(values, point.round) if self._comm.rank == 0 else {}
+            return self._recorded(values, point.round) if self._comm.rank == 0 else {}
 
-    def _columns(self, values: dict[str, float], r: int) -> dict[str, float]:
-        """Return the columns of the history."""
-        self.names = list(values) if self.names is None else self.names
-        new = [name for name in values if name not in {*self.names, *self._warned}]
+    def _recorded(self, values: dict[Column, float], r: int) -> dict[str, float]:
+        """Return the values of the history's columns by name."""
+        by_name: dict[str, float] = {}
+        for column, value in values.items():
+            if column.name in by_name:
+                raise ContractError(
+                    f"{column.name!r} is the column of the metric {column.metric!r} on the {column.split} "
+                    f"split: choose another name for the metric {column.name!r}"
+                )
+            by_name[column.name] = value
+        self.columns = [*values] if self.columns is None else self.columns
+        names = [column.name for column in self.columns]
+        new = [name for name in by_name if name not in {*names, *self._warned}]
         if new:
             self._warned.update(new)
             warning(
                 f"{self._problem}.metrics returns {', '.join(map(repr, new))} after round {r}, "
                 "but not in the first evaluation: only "
-                f"{', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
+                f"{', '.join(map(repr, names)) or 'no metric'} can be recorded"
             )
-        return {name: values.get(name, float("nan")) for name in self.names}
+        return {name: by_name.get(name, math.nan) for name in names}

@@ -17,7 +17,7 @@ import torch
 
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import info, warning
-from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Details, split_metric_name
+from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Column, Details
 from mpifed.core.numerics import all_finite
 from mpifed.core.problem import Problem, named_point, user_problem
 from mpifed.core.ranking import RankingMetric
@@ -55,7 +55,8 @@ class ScoredProblem:
         self, problem: Problem, user_metrics: Sequence[Metric | RankingMetric], reserved: Mapping[str, str]
     ):
         self.problem, self.user_metrics, self.reserved = problem, user_metrics, reserved
-        self._undefined: set[str] = set()  # metrics for whose NaN a warning was given
+        self._maximised = {*problem.maximised}.union(*(metric.maximised for metric in user_metrics))
+        self._undefined: set[Column] = set()  # metrics for whose NaN a warning was given
         name, labelled = type(user_problem(problem)).__name__, problem.test_labels() is not None
         for metric in user_metrics:
             if metric.of_scores and not (labelled and problem.test_rows):
@@ -64,16 +65,17 @@ class ScoredProblem:
                     "labelled held-out samples: expected a function of (point)"
                 )
 
-    @property
-    def maximised_of_rows(self) -> set[str]:
-        """Names of the metrics of samples to maximise."""
-        own = (metric.maximised for metric in self.user_metrics if metric.of_scores)
-        return {*self.problem.maximised}.union(*own)
+    def column(self, name: str, split: str) -> Column:
+        """Return the column of a metric.
 
-    @property
-    def maximised_of_point(self) -> set[str]:
-        """Names of the metrics of the point to maximise."""
-        return {name for metric in self.user_metrics if not metric.of_scores for name in metric.maximised}
+        A problem without ``test_rows`` may compute metrics of test samples itself. Metrics to maximise, such
+        as accuracies, count as such. All metrics in ``of_training`` use no held-out samples.
+        """
+        problem = self.problem
+        held_out = problem.test_rows or name in problem.maximised
+        if split == "test" and (name in problem.of_training or not held_out):
+            split = ""
+        return Column(name, split, maximised=name in self._maximised)
 
     def expect_splits(self, setting: str, remedy: str) -> None:
         """Check that the metrics are defined on other samples.
@@ -130,14 +132,14 @@ class ScoredProblem:
             values |= _validated(found, f"the metric {metric.title}", r, owners)
         return values
 
-    def warn_of_nan(self, values: Mapping[str, float], r: int, where: str, row: int | None) -> None:
+    def warn_of_nan(self, values: Mapping[Column, float], r: int, where: str, row: int | None) -> None:
         """Warn about metrics that are NaN for the first time.
 
         Args:
             where: the rows of the scores, with "{}" for a number.
             row: the first row whose scores are not finite, if any.
         """
-        new = [name for name, value in values.items() if math.isnan(value) and name not in self._undefined]
+        new = [one for one, value in values.items() if math.isnan(value) and one not in self._undefined]
         if not new:
             return
         self._undefined.update(new)
@@ -145,7 +147,7 @@ class ScoredProblem:
         if row is not None:
             cause = f"the network's output for {where.format(row)} is not finite"
             cause += ", at the starting point: check the data of that row" if r == 0 else ""
-        warning(f"nan after round {r} in {', '.join(new)}: {cause}")
+        warning(f"nan after round {r} in {', '.join(one.name for one in new)}: {cause}")
 
 
 class SplitMetrics(Evaluation):
@@ -166,23 +168,17 @@ class SplitMetrics(Evaluation):
         self._splits = {"test": problem} | {name: one for name, one in others.items() if one}
 
     @property
-    def maximised(self) -> frozenset[str]:  # type: ignore[override]
-        of_rows = self._scored.maximised_of_rows
-        names = {_title(split, name) for split in self._splits for name in of_rows}
-        return frozenset(names | self._scored.maximised_of_point)
-
-    @property
     def rows(self) -> dict[str, int]:  # type: ignore[override]
         return {split: problem.test_rows for split, problem in self._splits.items() if problem.test_rows}
 
-    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
         named, values = self._scored.named(point.blocks), {}
         for split, problem in self._splits.items():
             predictions = _predict(problem, self._comm, named) if problem.test_rows else None
             with collective_errors(self._comm, ValueError):
                 if self._comm.rank == 0:
-                    found = self._scored.values(problem, named, predictions, point.round, split)
-                    found = {_title(split, name): value for name, value in found.items()}
+                    by_name = self._scored.values(problem, named, predictions, point.round, split)
+                    found = {self._scored.column(name, split): value for name, value in by_name.items()}
                     where, row = f"row {{}} of the {split} split", _non_finite_row(predictions)
                     self._scored.warn_of_nan(found, point.round, where, row)
                     values |= found
@@ -209,28 +205,19 @@ class ClientMetrics(Evaluation):
         self, scored: ScoredProblem, comm: SerialComm, placement: Placement, tuning: FineTuning | None = None
     ):
         self._scored, self._comm, self._placement, self._tuning = scored, comm, placement, tuning
-        self._prefix = PERSONAL if tuning else CLIENTS
+        self._split = PERSONAL if tuning else CLIENTS
         with collective_errors(comm, ValueError):
             if tuning:
                 scored.expect_splits("[personalize]", "leave it out")
 
     @property
-    def maximised(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset(
-            name
-            for metric in self._scored.maximised_of_rows
-            for name in (*_summary_names(self._prefix, metric), split_metric_name(self._prefix, metric))
-        )
-
-    @property
     def rows(self) -> dict[str, int]:  # type: ignore[override]
         return {"clients": sum(map(self._scored.problem.client_size, range(self._scored.problem.clients)))}
 
-    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
         table = self._table(point)
-        named = {split_metric_name(PERSONAL, name): column for name, column in table.items()}
-        self.details = Details(clients=named if self._tuning else table)
-        return client_summary(self._prefix, table, self._scored.maximised_of_rows)
+        self.details = Details(clients={column.of_clients: values for column, values in table.items()})
+        return client_summary(table)
 
     def _point_of(self, position: int, point: EvaluatedPoint) -> list[dict[str, torch.Tensor]]:
         """Return the evaluated point of the client at a position of this rank."""
@@ -239,7 +226,7 @@ class ClientMetrics(Evaluation):
         tuned = self._tuning(position, torch.cat([*point.blocks]), point.round)
         return self._scored.named(tuned.split([len(block) for block in point.blocks]))
 
-    def _table(self, point: EvaluatedPoint) -> dict[str, np.ndarray]:
+    def _table(self, point: EvaluatedPoint) -> dict[Column, np.ndarray]:
         """Return every metric on each client's samples, ``[N]``, on all ranks. Collective.
 
         A metric that a client does not return is NaN.
@@ -260,16 +247,15 @@ class ClientMetrics(Evaluation):
             row = np.nan if rows[client] is None else rows[client]
             table[client] = [*(values.get(name, np.nan) for name in columns), row]
         self._comm.allreduce_(table)  # all other ranks add 0 to a client's row
-        by_name, client = dict(zip(columns, table.T)), int((table[:, -1] >= 0).argmax())
+        by_column = {self._scored.column(name, self._split): one for name, one in zip(columns, table.T)}
+        client = int((table[:, -1] >= 0).argmax())
         if self._comm.rank == 0:
             found = None if np.isnan(table[client, -1]) else int(table[client, -1])
-            if found is None:
-                values = client_summary(self._prefix, by_name, self._scored.maximised_of_rows)
-            else:
-                values = {split_metric_name(self._prefix, name): c[client] for name, c in by_name.items()}
+            of_client = {column: values[client] for column, values in by_column.items()}
+            values = client_summary(by_column) if found is None else of_client
             where = f"row {{}} of the evaluated samples of client {client}"
             self._scored.warn_of_nan(values, point.round, where, found)
-        return by_name
+        return by_column
 
     def _union(self, names: Iterable[str]) -> list[str]:
         """Return the names of all ranks, sorted. Collective."""
@@ -278,11 +264,6 @@ class ClientMetrics(Evaluation):
             return json.loads(text)
         texts = [broadcast_text(self._comm, text, rank) for rank in range(self._comm.size)]
         return sorted({*chain(*map(json.loads, texts))})
-
-
-def _title(split: str, metric: str) -> str:
-    """Return the name of a metric in the history."""
-    return metric if split == "test" else split_metric_name(split, metric)
 
 
 @torch.no_grad()
@@ -424,21 +405,17 @@ def _number(name: str, value) -> float:
         raise ContractError(f"the metric {name!r} is {short_repr(value)}, expected a number") from None
 
 
-def client_summary(prefix: str, table: dict[str, np.ndarray], maximised: Collection[str]) -> dict[str, float]:
+def client_summary(table: Mapping[Column, np.ndarray]) -> dict[Column, float]:
     """Return the mean and quantiles over the clients, by linear interpolation, and the worst client's value.
 
     NaN, such as the AUC on samples of one class, is ignored.
     """
     summary = {}
-    for name, values in table.items():
+    for column, values in table.items():
         defined = values[~np.isnan(values)]
         defined = defined if len(defined) else np.array([np.nan])
-        worst = defined.min() if name in maximised else defined.max()
-        found = [defined.mean(), *np.quantile(defined, np.array(QUANTILES) / 100), worst]
-        summary |= dict(zip(_summary_names(prefix, name), map(float, found)))
+        quantiles = np.quantile(defined, np.array(QUANTILES) / 100)
+        found = {"mean": defined.mean()} | {f"q{percent}": q for percent, q in zip(QUANTILES, quantiles)}
+        found["worst"] = defined.min() if column.maximised else defined.max()
+        summary |= {column._replace(statistic=name): float(value) for name, value in found.items()}
     return summary
-
-
-def _summary_names(prefix: str, metric: str) -> list[str]:
-    suffixes = ("mean", *(f"q{percent}" for percent in QUANTILES), "worst")
-    return [split_metric_name(prefix, f"{metric}_{suffix}") for suffix in suffixes]

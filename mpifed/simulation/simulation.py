@@ -8,6 +8,7 @@ user code, torch's default dtype is ``run.dtype``: ``torch.as_tensor(0.05)`` has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mpifed.base.log import warning
 from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.metrics import Details
+from mpifed.core.metrics import Column, Details
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
@@ -269,9 +270,9 @@ class Simulation:
             return self._evaluations.evaluate(point)
 
     @property
-    def maximised(self) -> frozenset[str]:
-        """Names of the metrics to maximise."""
-        return self._evaluations.maximised
+    def columns(self) -> dict[str, Column]:
+        """The columns of the history by name, on rank 0; empty before the first evaluation."""
+        return {column.name: column for column in self._evaluations.columns or ()}
 
     @property
     def scored_rows(self) -> dict[str, int]:
@@ -339,7 +340,7 @@ class Simulation:
         return self.rounds.state_dict() | {
             "round": self.round,
             "infeasible": self.infeasible,
-            "metrics": self._evaluations.names,
+            "columns": self._evaluations.columns,
             **self.arrays(),
             "clients": self.client_rows(),
         }
@@ -351,7 +352,8 @@ class Simulation:
             values.copy_(state[name])
         self.client_rows().copy_(state["clients"])
         self.round, self.infeasible = state["round"], state["infeasible"]
-        self._evaluations.names = state["metrics"]
+        columns = state["columns"]
+        self._evaluations.columns = None if columns is None else [*starmap(Column, columns)]
         self.rounds.load_state_dict(state)
 
     def _expect_feasible(self, point: Sequence[torch.Tensor]) -> None:

@@ -32,6 +32,7 @@ import torch
 
 from mpifed.base.errors import ConfigError, user_code_errors
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.metrics import Column
 from mpifed.core.solvers import Budget, Solution, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
@@ -153,8 +154,8 @@ class Stationarity(Evaluation):
                     f"{ell:g}: leave it out"
                 )
 
-    def evaluate(self, point: EvaluatedPoint) -> dict[str, float]:
-        """Return the values by name, the same on all ranks; NaN if a gradient is not finite. Collective."""
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
+        """Return the values, the same on all ranks; NaN if a gradient is not finite. Collective."""
         x, y = torch.cat([*point.blocks]).split(self.functions.sizes)
         values: dict[str, float] = {}
         for name in self.settings.of:
@@ -168,7 +169,7 @@ class Stationarity(Evaluation):
                 full = self.functions.full
                 tail = noise_tail(full, self.counts, point.round, self.settings.samples, torch.cat([x, y]))
                 values |= dict(zip(TAIL, tail))
-        return values | self._phi(x, y)
+        return {Column(name): value for name, value in (values | self._phi(x, y)).items()}
 
     def _stationarity(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
         gx, gy = self.functions.gradients(x, y)

@@ -2,8 +2,10 @@
 
 ==============  =======================================================================================
 attributes      JSON texts: ``config``, ``versions``, ``layout``, ``data`` (path and SHA-256 of the files
-                that were read), ``maximised`` (list of the metrics to maximise), ``splits`` (number of
-                samples per split on which metrics are evaluated). Texts: ``end`` and ``stopped`` (why the
+                that were read), ``columns`` (a list for each dataset in ``metrics/`` except ``round``:
+                metric, split, statistic over the clients, and whether it is to be maximised, see
+                :class:`~mpifed.core.metrics.Column`), ``splits`` (number of samples per split on which
+                metrics are evaluated). Texts: ``end`` and ``stopped`` (why the
                 run ended, as a keyword and as a sentence, :class:`End`; "" while it runs), ``infeasible``
                 (distance of the first evaluated infeasible point, as a sentence; "" without one)
 ``costs/``      cumulative, one value per round, the first for the starting point: ``round``,
@@ -38,10 +40,12 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -51,13 +55,13 @@ import numpy as np
 from mpifed.base.data_files import walk
 from mpifed.base.log import warning
 from mpifed.base.paths import expand_home
-from mpifed.core.metrics import VALIDATION, Details, split_metric_name
+from mpifed.core.metrics import Column, Details, validation_column
 from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
 from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 
 __all__ = [
-    "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "class_name", "end_entries",
-    "expect", "files_below", "find_runs", "load", "load_if_valid", "read",
+    "BestPoint", "COSTS", "FORMAT", "End", "OutputPoint", "RunData", "RunOutput", "class_name",
+    "columns_of_names", "end_entries", "expect", "files_below", "find_runs", "load", "load_if_valid", "read",
     "read_if_valid", "write",
 ]  # fmt: skip
 
@@ -93,6 +97,8 @@ _SETTINGS: dict[str, tuple[tuple[type, ...], bool]] = {
     "theory.times": ((dict,), False),
     "plugins": ((dict,), False),
 }
+#: Names of columns in files without their records.
+_NAME = re.compile(r"(?:(validation|train)_(.+)|(client|personal)_(.+)_(mean|q\d\d|worst))")
 _TYPE_NAMES = {int: "a whole number", str: "a text", dict: "a table", list: "a list"}
 #: Attribute of a parameter with its name in the network, and group of the network's other values.
 _NETWORK = "network"
@@ -145,8 +151,8 @@ class RunData:
         config, versions, layout, data: tables, see the attributes of the file.
         costs: cumulative costs by name, ``[R + 1]``.
         metrics, metric_rounds: metrics by name and their rounds, ``[E]``.
+        columns: what each of the metrics is, by name.
         end: why the run ended; ``None`` while it runs.
-        maximised: names of the metrics to maximise.
         ranks: values per rank by name, {} in old files.
         class_counts, classes: samples by client and class, ``[N, classes]``, and the names of the classes.
         splits: number of samples per split, {} in old files.
@@ -161,10 +167,10 @@ class RunData:
     costs: dict[str, np.ndarray]
     metric_rounds: np.ndarray
     metrics: dict[str, np.ndarray]
+    columns: dict[str, Column]
     end: End | None
     layout: dict
     data: dict
-    maximised: frozenset[str]
     ranks: dict[str, np.ndarray]
     class_counts: np.ndarray | None
     classes: list[str]
@@ -197,12 +203,15 @@ class RunData:
         """Whether the run ended with non-finite values."""
         return self.end is not None and self.end.kind == "diverged"
 
+    def maximises(self, metric: str) -> bool:
+        """Whether a metric is to be maximised."""
+        return metric in self.columns and self.columns[metric].maximised
+
     def best_evaluation(self, metric: str) -> int | None:
         """Index of the best evaluation, which has the smallest finite value of a metric, or the largest if
         the metric is to be maximised, on the validation split if there is one; ``None`` without any."""
-        validated = split_metric_name(VALIDATION, metric)
-        ranking = validated if validated in self.metrics else metric
-        values = self.metrics[ranking] * (1 if ranking in self.maximised else -1)
+        ranking = validation_column(metric, self.columns) or metric
+        values = self.metrics[ranking] * (1 if self.maximises(ranking) else -1)
         finite = np.isfinite(values)
         return int(np.argmax(np.where(finite, values, -np.inf))) if finite.any() else None
 
@@ -448,10 +457,10 @@ def _read(source: h5py.File, file: Path) -> RunData:
         costs=costs,
         metric_rounds=evaluated,
         metrics=metrics,
+        columns=_read_columns(source, [*metrics]),
         end=End.read(texts),
         layout=_table(source, "layout"),
         data=data,
-        maximised=frozenset(_text_list(source, "maximised")),
         ranks=ranks,
         class_counts=counts,
         classes=classes,
@@ -459,6 +468,32 @@ def _read(source: h5py.File, file: Path) -> RunData:
         details=Details(confusion, labels, clients),
         infeasible=texts["infeasible"],
     )
+
+
+def columns_of_names(names: Iterable[str], maximised: Iterable[str]) -> list[Column]:
+    """Return what columns contain in files of versions that stored only their names, which may be ambiguous.
+
+    Args:
+        maximised: names of the columns or of the metrics to maximise.
+    """
+    found = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        split, metric, *statistic = filter(None, match.groups()) if match else ("test", name)
+        found.append(Column(metric, split, "".join(statistic), not {name, metric}.isdisjoint(maximised)))
+    return found
+
+
+def _read_columns(source: h5py.File, names: Sequence[str]) -> dict[str, Column]:
+    """Return what the columns of the group ``metrics`` contain, by name."""
+    if "columns" not in source.attrs:
+        return dict(zip(names, columns_of_names(names, _text_list(source, "maximised"))))
+    found, types = _table(source, "columns", list), [str, str, str, bool]
+    valid = all(isinstance(entry, list) and [*map(type, entry)] == types for entry in found)
+    expect(valid, "lists of three texts and a truth value in the attribute 'columns'", repr(found)[:80])
+    columns = {column.name: column for column in starmap(Column, found)}
+    expect({*columns} == {*names}, f"the columns {', '.join(names)} in the attribute 'columns'", [*columns])
+    return columns
 
 
 def expect(condition, expected: str, found) -> None:

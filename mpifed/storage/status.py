@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpifed.base.data_files import walk
-from mpifed.core.metrics import VALIDATION, split_metric_name
+from mpifed.core.metrics import validation_column
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import (
     LOCK_FILE,
@@ -186,7 +186,7 @@ def _status(folder: Path) -> Status:
         round=max((number for number in done if number is not None), default=None),
         rounds=rounds if isinstance(rounds, int) else None,
         metric=_latest(run, metric),
-        validation=_latest(run, split_metric_name(VALIDATION, metric)),
+        validation=_latest(run, validation_column(metric, run.columns) if run else None),
         best=_best(run, metric),
         age=_age([results, *files] if run or error or files else [lock]),
         pace=_pace(run) if running else None,
@@ -245,9 +245,9 @@ def _round(files: list[Path]) -> int | None:
     return round_of(files[-1]) if files else None
 
 
-def _latest(run: RunData | None, metric: str) -> tuple[str, float] | None:
-    values = run.metrics.get(metric, ()) if run else ()
-    return (metric, float(values[-1])) if len(values) else None
+def _latest(run: RunData | None, metric: str | None) -> tuple[str, float] | None:
+    values = run.metrics[metric] if run and metric else ()
+    return (metric, float(values[-1])) if metric and len(values) else None
 
 
 def _best(run: RunData | None, metric: str) -> tuple[int, float] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,8 @@ from mpifed.base.settings import suggest
 from mpifed.config.grids import settings_name
 from mpifed.config.job import Config
 from mpifed.config.tuning import Study
-from mpifed.core.metrics import VALIDATION, split_metric_name
-from mpifed.core.problem import Problem
+from mpifed.core.metrics import PERSONAL, VALIDATION, Column, validation_column
 from mpifed.parallel.comm import SerialComm
-from mpifed.report.statistics import validation_metric
 from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
 from mpifed.simulation.setup import digests
@@ -74,18 +71,19 @@ class Probe:
     Attributes:
         first_calls: oracle calls of the start and round 1, with the largest integer settings.
         later_calls: oracle calls of every later round.
-        metrics: names of all metrics.
-        maximised: names of the metrics to maximise.
-        held_out: names of the metrics of test samples, which must not select settings.
+        columns: columns of the history by name.
         data: digests of the data files by name.
     """
 
     first_calls: int
     later_calls: int
-    metrics: list[str]
-    maximised: list[str]
-    held_out: list[str]
+    columns: dict[str, Column]
     data: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Probe:
+        """Read a probe from the JSON text of its fields."""
+        return cls(**table | {"columns": {name: Column(*one) for name, one in table["columns"].items()}})
 
     def calls(self, rounds: int) -> int:
         """Return the estimated oracle calls of a run; an upper bound if every round costs the same."""
@@ -97,20 +95,20 @@ class Probe:
         Raises:
             ConfigError: there is no such metric, or it is one of the test data.
         """
-        if not self.metrics:
+        if not self.columns:
             raise ConfigError("the problem has no metrics, so settings cannot be selected")
-        metric = metric or self.metrics[0]
-        if metric not in self.metrics:
-            raise ConfigError(f"tune.metric: no metric {metric!r}: {suggest(metric, self.metrics)}")
-        validated = any(name.startswith(split_metric_name(VALIDATION, "")) for name in self.metrics)
-        if metric in self.held_out and not validated:
+        metric = metric or next(iter(self.columns))
+        if metric not in self.columns:
+            raise ConfigError(f"tune.metric: no metric {metric!r}: {suggest(metric, self.columns)}")
+        validated = any(column.split == VALIDATION for column in self.columns.values())
+        if self.columns[metric].split in ("test", PERSONAL) and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not select settings: set "
                 "problem.validation, e.g. to 0.2, to hold out a fraction of the training data; a "
                 "user-defined problem defines tested_on, or lists metrics without test data in of_training"
             )
         # A metric without a validation version uses no held-out samples.
-        return validation_metric(metric, self.metrics)
+        return validation_column(metric, self.columns) or metric
 
 
 def probe(study: Study, comm: SerialComm) -> Probe:
@@ -131,29 +129,16 @@ def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
     simulation = Simulation.from_settings(study.config(settings), comm)
     with simulation:
         simulation.start()
-        metrics = simulation.evaluate()
+        simulation.evaluate()
         simulation.step()
         first_calls = simulation.costs.oracle_calls
         simulation.step()
     return Probe(
         first_calls,
         simulation.costs.oracle_calls - first_calls,
-        [*metrics],
-        sorted(simulation.maximised),
-        _held_out(simulation.problem, metrics),
+        simulation.columns,
         digests(simulation.files),
     )
-
-
-def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
-    """Return the names of the metrics of test samples.
-
-    A problem without ``test_rows`` may compute metrics of test samples itself. Metrics to maximise, such as
-    accuracies, count as such unless the problem lists them in ``of_training``.
-    """
-    others = tuple(split_metric_name(split, "") for split in ("train", "client", VALIDATION))
-    names = [name for name in metrics if problem.test_rows or name in problem.maximised]
-    return [name for name in names if name not in problem.of_training and not name.startswith(others)]
 
 
 def trial_folder(out: Path, study: Study, settings: dict[str, Any], seed: int) -> Path:

@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def sign(self) -> int:
-        return -1 if self.metric in self.probe.maximised else 1
+        return -1 if self.probe.columns[self.metric].maximised else 1
 
 
 def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResult | None]:
@@ -96,7 +96,7 @@ def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
             measured[number] = asdict(probe(tuning.studies[number], independent))
     texts = [broadcast_text(comm, json.dumps(measured), root) for root in range(comm.size)]
     found = {int(number): values for text in texts for number, values in json.loads(text).items()}
-    return [Probe(**found[number]) for number in range(len(tuning.studies))]
+    return [Probe.from_table(found[number]) for number in range(len(tuning.studies))]
 
 
 def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:

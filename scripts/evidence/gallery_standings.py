@@ -163,7 +163,7 @@ def standings(job: Path) -> Standings:
     if lacking:
         raise ValueError(f"{job}: no runs of {', '.join(sorted(lacking))} in {search.out / 'best'}")
     first = settings[0]
-    metric = search.tune.metric or first.metrics[0]
+    metric = search.tune.metric or next(iter(first.metrics))
     maximised = first.maximises(metric)
     rule = Rule(metric)
     finals = {one: {run.config["seed"]: rule.value(run, metric) for run in one.runs} for one in settings}

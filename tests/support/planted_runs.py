@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from claims.panels import Panel
+from mpifed.core.metrics import Column
 from mpifed.report.comparison import settings_of
 from mpifed.storage.results import COSTS, End, RunData
 
@@ -33,10 +34,10 @@ def planted(
         costs={name: rounds * each.get(name, 0) for name in COSTS},
         metric_rounds=rounds,
         metrics={"error": np.array(curve, dtype=float)},
+        columns={"error": Column("error", "test", maximised=maximised)},
         end=End(end, "all rounds are done"),
         layout={},
         data={},
-        maximised=frozenset({"error"} if maximised else ()),
         ranks={},
         class_counts=None,
         classes=[],

@@ -13,10 +13,11 @@ import mpifed
 from mpifed.algorithms import FGDA, FSGDA
 from mpifed.base.errors import ContractError
 from mpifed.config.job import Stop
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.stopping import StopRule
 from mpifed.simulation.problem_metrics import expect_metrics
-from mpifed.storage.results import End
+from mpifed.storage.results import End, load
 
 COMM, NAN = SerialComm(), math.nan
 
@@ -64,7 +65,9 @@ def test_the_output_is_evaluated_unless_the_last_evaluation_was_its_own(tmp_path
 
 def test_resumed_run_keeps_its_names(tmp_path, capsys):
     run(tmp_path, [{"b": 1, "a": 2}])
+    columns = load(tmp_path).columns
     continued = run(tmp_path, [{"new": 3, "a": 5}], rounds=6)
+    assert load(tmp_path).columns == columns == {"b": Column("b"), "a": Column("a")}
     assert "returns 'new'" in capsys.readouterr().err
     for one in (continued, mpifed.load(tmp_path)):
         assert list(one.history) == ["round", "b", "a"] and {*one.metrics} == {"a", "b"}
@@ -186,11 +189,11 @@ PATIENCE = {
 @pytest.mark.parametrize("values, settings, end, best", PATIENCE.values(), ids=PATIENCE)
 def test_patience(values, settings, end, best):
     """The end is the same for a run that is resumed after any of its evaluations."""
-    maximised, stop = {"m"} if values[0] < 1 else set(), Stop(metric="m", **settings)
+    columns, stop = {"m": Column("m", maximised=values[0] < 1)}, Stop(metric="m", **settings)
     for cut in range(len(values) if end is None else end + 1):
         rule = StopRule(SimpleNamespace(rounds=100, stop=stop), COMM)
-        rule.restore({"round": [*range(cut)], "m": values[:cut]}, maximised)
-        found = ((r, rule.end_by_metric({"m": values[r]}, r, maximised)) for r in range(cut, len(values)))
+        rule.restore({"round": [*range(cut)], "m": values[:cut]}, columns)
+        found = ((r, rule.end_by_metric({"m": values[r]}, r, columns)) for r in range(cut, len(values)))
         r, reason = next(((r, reason) for r, reason in found if reason), (None, None))
         assert r == end
         if best is not None:

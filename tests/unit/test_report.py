@@ -146,7 +146,7 @@ def test_a_run_writes_its_report(job, tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
     found, expected = load(tmp_path / "run"), class_counts(Config.load(job))
     np.testing.assert_array_equal(found.class_counts, expected.counts)
-    assert found.classes == expected.names and found.maximised == {"auc"} and found.layout["ranks"] == 1
+    assert found.classes == expected.names and found.maximises("auc") and found.layout["ranks"] == 1
 
 
 def scalars(folder):

@@ -14,10 +14,11 @@ from runfiles import decay, edited, write
 from saddle_job import config
 
 from mpifed import resume, run
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import checkpoint, hdf5
 from mpifed.storage.files import CHECKPOINT_MAGIC
-from mpifed.storage.results import find_runs, load, read
+from mpifed.storage.results import columns_of_names, find_runs, load, read
 from mpifed.storage.status import find_statuses, status
 
 COMM = SerialComm()
@@ -45,14 +46,27 @@ def folder(done, tmp_path):
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["folder", "file"])
 def test_load(tmp_path, by_file):
-    folder = write(tmp_path / "a", "./my_alg.py:MyMethod", x_error=decay(0.1), stopped="", maximised=["auc"])
+    folder = write(tmp_path / "a", "./my_alg.py:MyMethod", x_error=decay(0.1), stopped="")
     run = load(folder / "run.h5" if by_file else str(folder))
     assert run.name == "MyMethod" and run.folder == folder and run.config["rounds"] == 20
     assert run.versions == {"torch": "2.0"} and run.stopped == "" and not run.diverged
-    assert run.maximised == {"auc"} and run.class_counts is None and run.ranks == {}
+    assert (
+        run.columns == {"x_error": Column("x_error", "test")} and run.class_counts is None and run.ranks == {}
+    )
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
     assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20] and list(run.metrics) == ["x_error"]
     np.testing.assert_array_equal(run.metrics["x_error"], decay(0.1)(run.metric_rounds))
+
+
+def test_the_columns_of_files_with_names_only():
+    names = ("auc", "validation_auc", "train_auc", "client_auc_q10", "personal_auc_worst", "client_auc", "b")
+    found = columns_of_names([*names, "validation_b"], {"auc", "validation_b"})
+    assert found == [
+        *(Column("auc", split, "", True) for split in ("test", "validation", "train")),
+        Column("auc", "client", "q10", True), Column("auc", "personal", "worst", True),
+        Column("client_auc", "test"), Column("b", "test"), Column("b", "validation", "", True),
+    ]  # fmt: skip
+    assert [column.name for column in found] == [*names, "validation_b"]
 
 
 def test_runs_are_found_behind_links(tmp_path):
@@ -165,6 +179,10 @@ A_PLUGIN = {"problem": {"name": "a", "digest": 3}}
     (replaced(attr_data=json.dumps({"a": "b"})), ["the texts path and digest as 'a'"]),
     (replaced(attr_data=json.dumps({"a": {"path": 1, "digest": "b"}})), ["the texts path and digest"]),
     (replaced(attr_maximised=json.dumps([[]])), ["texts in the attribute 'maximised'"]),
+    (replaced(attr_columns=json.dumps({})), ["a JSON list in the attribute 'columns'"]),
+    (replaced(attr_columns=json.dumps([["auc", "test", ""]])), ["three texts and a truth value"]),
+    (replaced(attr_columns=json.dumps([["auc", "test", "", 1]])), ["three texts and a truth value"]),
+    (replaced(attr_columns=json.dumps([["b", "train", "", True]])), ["the columns auc", "train_b"]),
     (replaced(attr_splits=json.dumps({"test": "a"})), ["whole numbers in 'splits'"]),
     (replaced(attr_splits=json.dumps([])), ["a JSON table in the attribute 'splits'"]),
     (replaced(clients=np.zeros(3)), ["a group 'clients'"]),

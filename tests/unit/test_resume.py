@@ -25,7 +25,7 @@ from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint, hdf5
 from mpifed.storage.files import CHECKPOINT_MAGIC
 from mpifed.storage.folder import Folder
-from mpifed.storage.results import End
+from mpifed.storage.results import End, load
 
 COMM = SerialComm()
 DONE = End("rounds", "all 6 rounds done")
@@ -552,16 +552,18 @@ def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch
     assert {r: (min(numbers), max(numbers)) for r, numbers in steps.items() if r} == expected
 
 
-def test_checkpoint_without_the_number_of_steps(done, without_results):
-    """Of an earlier version: all its rounds had the stored number of steps."""
+def test_checkpoint_of_an_earlier_version(done, without_results):
+    """All its rounds had the stored number of steps; its columns are known by their names."""
     path = sorted(without_results.glob("checkpoint-*"))[-1]
     with h5py.File(path, "a") as file:
         header = json.loads(file.attrs["header"])
-        assert header.pop("steps") == [12, 2]
+        assert header.pop("steps") == [12, 2] and len(header.pop("columns")) == len(header["metrics"]) - 1
         file.attrs["header"] = json.dumps(header)
     hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
     resume(without_results, ["rounds=7", "algorithm.q=5"], COMM)
     assert checkpoint.newest(without_results)[1]["steps"] == [12 + 5, 5]
+    before, after = load(done[1]).columns, load(without_results).columns
+    assert after == {name: column._replace(split="test") for name, column in before.items()}
 
 
 @pytest.mark.parametrize("method, total", [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles import prepared
 
 import mpifed
+from mpifed.core.metrics import Column
 from mpifed.core.problem import as_family
 from mpifed.data import DATASETS, TEXTS, Texts
 from mpifed.data.samples import hold_out
@@ -157,4 +158,5 @@ def test_a_run_records_every_split(tmp_path):
         assert figures(problem.tested_on(split), point)["auc"] == auc
     run = results.load(tmp_path / "run")
     assert run.splits == {"test": 359, "validation": round(0.25 * 1438), "train": 1438 - round(0.25 * 1438)}
-    assert run.maximised == {"auc", "validation_auc", "train_auc"}
+    splits = ("test", "validation", "train")
+    assert [*run.columns.values()] == [Column("auc", split, maximised=True) for split in splits]

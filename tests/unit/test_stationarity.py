@@ -14,6 +14,7 @@ import mpifed.simulation.full_data as full_data
 from mpifed import Blocks, Minimisation, run
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD
 from mpifed.base.errors import ConfigError
+from mpifed.core.metrics import Column
 from mpifed.core.solvers import Budget
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import Options, measure
@@ -21,6 +22,7 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle
 from mpifed.simulation.full_data import TAIL, FullData
 from mpifed.simulation.stationarity import Functions
+from mpifed.storage.results import load
 
 COMM = SerialComm()
 STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
@@ -267,6 +269,8 @@ def test_measures_do_not_change_the_run(tmp_path):
         np.testing.assert_array_equal(*(np.asarray(result.point[block]) for result in results))
     before, after = (set(result.metrics) for result in results)
     assert after - before == {"gradient_x", "gradient_y", "phi_gradient", "phi_residual"}
+    columns = load(tmp_path / "measured").columns
+    assert all(columns[name] == Column(name) for name in after - before), "they use no held-out samples"
 
 
 def test_measures_are_nan_if_the_gradient_is_not_finite():

@@ -8,13 +8,17 @@ from functools import partial
 import numpy as np
 import pytest
 from commands import error_of, invoke, output_of
+from oracles import prepared
 
+from mpifed.algorithms import FGDA
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
+from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
+from mpifed.simulation.problem_metrics import ScoredProblem
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
@@ -246,8 +250,24 @@ def test_a_metric_to_maximise_is_of_test_data_unless_the_problem_says_otherwise(
         maximised = frozenset({"accuracy", "gain"})
         of_training = frozenset({"gain"})
 
-    found = trials._held_out(Own(), ["error", "accuracy", "gain", "validation_accuracy"])
-    assert found == ["accuracy"]
+    scored, names = ScoredProblem(prepared(Own(clients=2)), [], {}), ("error", "accuracy", "gain")
+    assert [scored.column(name, "test").split for name in names] == ["", "test", ""]
+
+
+def test_metrics_whose_names_begin_like_a_split_are_metrics_of_test_data():
+    class Own(Saddle):
+        maximised = frozenset({"train_score"})
+
+        def metrics(self, x, y, predictions):
+            return {"loss": 0.0, "validation_loss": 1.0, "train_score": 2.0}
+
+    with Simulation(Own(clients=2), FGDA(q=1, gamma=0.1, lam=0.1)) as simulation:
+        simulation.start()
+        simulation.evaluate()
+        found = Probe(1, 1, simulation.columns)
+    assert found.selection_metric(None) == "loss", "it has no validation split"
+    with pytest.raises(ConfigError, match="train_score is a metric of the test data"):
+        found.selection_metric("train_score")
 
 
 def test_settings_are_selected_by_the_validation_metric(job, tmp_path):
@@ -288,7 +308,8 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
     text = error_of("tune", job, "problem.validation=0.2", "tune.metric=acu")
     assert "no metric 'acu': did you mean 'auc'" in text
-    known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], ["auc"])
+    columns = (Column("auc", "test"), Column("auc", "validation"), Column("stationarity"))
+    known = Probe(1, 1, {column.name: column for column in columns})
     assert known.selection_metric(None) == "validation_auc"
     assert known.selection_metric("stationarity") == "stationarity"
 
@@ -304,7 +325,7 @@ def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, 
         return whole(study, settings, comm)
 
     monkeypatch.setattr(trials, "_probe", diverges_once)
-    assert trials.probe(study, SerialComm()).metrics and seen == [1e-3, 0.5]
+    assert trials.probe(study, SerialComm()).columns and seen == [1e-3, 0.5]
 
 
 def test_a_method_that_diverges_at_all_values_is_refused(job):
@@ -337,7 +358,7 @@ def test_metrics_of_training_data_may_select_settings(problem, method, trained, 
     (tmp_path / "job.toml").write_text(job)
     (study,) = tuning(tmp_path / "job.toml").studies
     found = trials.probe(study, SerialComm())
-    assert {*trained, *tested} == {*found.metrics}
+    assert {*trained, *tested} == {*found.columns}
     assert [found.selection_metric(name) for name in trained] == [*trained]
     for name in tested:
         with pytest.raises(ConfigError, match=f"{name} is a metric of the test data"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpifed.base.errors import ConfigError
 from mpifed.config.space import Choice, Range
+from mpifed.core.metrics import Column
 from mpifed.tuning.results import result_of
 from mpifed.tuning.search import Search, rung_rounds
 from mpifed.tuning.trials import Probe, TrialOutcome
@@ -30,7 +31,7 @@ def search(
     study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(study, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign, least)
+    found = Search(study, seeds, runs * rounds * each, Probe(each, each, {"m": Column("m")}), sign, least)
     steps, outcomes = found.requests(), None
     while True:
         try:

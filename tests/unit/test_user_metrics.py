@@ -13,17 +13,19 @@ from runfiles import edited
 import mpifed
 from mpifed import Config
 from mpifed.base.errors import ConfigError
+from mpifed.core.metrics import Column
 from mpifed.core.problem import as_family, named_point
 from mpifed.core.user_metrics import Metric
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
-from mpifed.report.comparison import Rule, settings_of
+from mpifed.report.comparison import Rule, metrics_of, settings_of
 from mpifed.report.page import page
 from mpifed.report.tables import client_rows, confusion_rows
 from mpifed.simulation import problem_metrics
 from mpifed.simulation.problem_metrics import client_summary, evaluation_details
 from mpifed.storage import results
+from mpifed.storage.status import status
 
 SOURCE = """
 import torch
@@ -94,8 +96,8 @@ def test_values_and_names_of_user_metrics(file):
     assert {"validation_confidence", "client_top2_q50"} <= result.metrics.keys()
     assert not {"validation_norm", "client_norm_q50"} & result.metrics.keys()
     run = results.load("run")
-    assert {"top2", "norm", "validation_top2", "client_top2_worst"} <= run.maximised
-    assert not {"wrong", "confidence", "validation_norm"} & run.maximised
+    assert all(map(run.maximises, ("top2", "norm", "validation_top2", "client_top2_worst")))
+    assert not any(map(run.maximises, ("wrong", "confidence", "client_confidence_worst")))
 
 
 def test_metrics_are_stored_with_their_source(file):
@@ -192,13 +194,15 @@ def test_the_point_has_the_problems_blocks_under_operator_methods():
 
 def test_quantiles_and_the_worst_client():
     shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
-    found = client_summary("client", {"share": shares, "loss": shares}, {"share"})
+    share, loss = Column("share", "client", maximised=True), Column("loss", "client")
+    found = client_summary({share: shares, loss: shares})
     # The 10 % quantile of 0.1, 0.3, 0.5, 0.7, 0.9 is 0.4 of the way from the first to the second.
     parts = ("mean", "q10", "q50", "q90", "worst")
-    assert list(found) == [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
+    names = [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
+    assert [column.name for column in found] == names
     values = [0.5, 0.18, 0.5, 0.82]
     assert [*found.values()] == pytest.approx([*values, 0.1, *values, 0.9], abs=1e-15)
-    assert all(np.isnan([*client_summary("client", {"share": np.full(3, np.nan)}, ()).values()]))
+    assert all(np.isnan([*client_summary({share: np.full(3, np.nan)}).values()]))
 
 
 def test_metrics_of_clients_and_confusion_matrix(tmp_path):
@@ -265,6 +269,41 @@ def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
     assert "client_accuracy_q10" not in text
     assert "the training data" in Rule("client_accuracy_worst").describe([setting])
     Rule("client_accuracy_worst").check([setting])
+
+
+def validation_error(point):
+    return 1.0
+
+
+def client_x(point):
+    return 2.0
+
+
+def test_metrics_whose_names_begin_like_a_split(tmp_path):
+    """They are reported like other metrics, and do not select settings by ``error``, the problem's metric."""
+    problem = {"name": "Saddle", "clients": 2}
+    algorithm = {"name": "FGDA", "q": 1, "gamma": 0.1, "lam": 0.1}
+    own = {"problem": problem, "algorithm": algorithm, "run": {"progress": False, "out": str(tmp_path)}}
+    mpifed.run({"rounds": 1, "metrics": [validation_error, client_x]} | own, SerialComm())
+    run = results.load(tmp_path)
+    (setting,) = settings_of([run])
+    assert metrics_of([setting])[0] == "error" and {"validation_error", "client_x"} <= {
+        *metrics_of([setting])
+    }
+    assert Rule().selection_metric(setting) == "error"
+    for name in ("error", "validation_error", "client_x"):
+        assert "chosen on" not in Rule(name).describe([setting])
+    assert status(tmp_path).validation is None
+
+
+def test_two_metrics_of_one_column_are_refused(tmp_path):
+    def validation_accuracy(point):
+        return 0.0
+
+    job = table(tmp_path / "run", {"validation": 0.2}, metrics=[validation_accuracy])
+    words = "'validation_accuracy' is the column of the metric 'accuracy' on the validation split: choose"
+    with pytest.raises(CollectiveError, match=words):
+        mpifed.run(job, SerialComm())
 
 
 def test_the_metric_to_maximise_may_be_one_name():

@@ -19,7 +19,7 @@ from claims.panels import Panel, Search
 from mpifed.config.tables import read_table
 from mpifed.core.metrics import Details
 from mpifed.report.comparison import settings_of
-from mpifed.storage.results import End, RunData
+from mpifed.storage.results import End, RunData, columns_of_names
 
 __all__ = ["read", "write"]
 
@@ -78,7 +78,7 @@ def _entry(run: RunData) -> dict:
         "evaluated": run.metric_rounds.tolist(),
         "metrics": {name: values.tolist() for name, values in run.metrics.items()},
         "end": run.end and dataclasses.asdict(run.end),
-        "maximised": sorted(run.maximised),
+        "maximised": sorted(filter(run.maximises, run.metrics)),
         "infeasible": run.infeasible,
     }
 
@@ -92,8 +92,8 @@ def _run(entry: dict) -> RunData:
         costs={name: np.array(values) for name, values in entry["costs"].items()},
         metric_rounds=np.array(entry["evaluated"]),
         metrics={name: np.array(values, dtype=float) for name, values in entry["metrics"].items()},
+        columns=dict(zip(entry["metrics"], columns_of_names(entry["metrics"], entry["maximised"]))),
         end=entry["end"] and End(**entry["end"]),
-        maximised=frozenset(entry["maximised"]),
         infeasible=entry["infeasible"],
         **_OMITTED,
     )

@@ -51,14 +51,14 @@ def _round_to(run: RunData, claim: Claim) -> int | None:
     interpolated, on the log axis if it is positive, and the round is rounded up.
     """
     values, at = run.metrics[claim.metric], run.metric_rounds
-    reached = values >= claim.target if claim.metric in run.maximised else values <= claim.target
+    reached = values >= claim.target if run.maximises(claim.metric) else values <= claim.target
     if not reached.any():
         return None
     last = int(np.argmax(reached))
     if last == 0 or not math.isfinite(values[last - 1]):
         return int(at[last])
     ends = np.array([values[last - 1], values[last], claim.target])
-    before, after, target = np.log(ends) if ends.min() > 0 and claim.metric not in run.maximised else ends
+    before, after, target = np.log(ends) if ends.min() > 0 and not run.maximises(claim.metric) else ends
     part = (before - target) / (before - after)
     return math.ceil(at[last - 1] + part * (at[last] - at[last - 1]) - 1e-9)
 
@@ -104,7 +104,7 @@ def worst(settings: Iterable[Setting], claim: Claim) -> float:
 
 def more_is_better(run: RunData, claim: Claim) -> bool:
     """Return whether the value is to be maximised; costs are to be minimised."""
-    return claim.statistic not in COSTS and claim.metric in run.maximised
+    return claim.statistic not in COSTS and run.maximises(claim.metric)
 
 
 def scaled(figure: float, claim: Claim) -> float:
