@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from mpifed.base.errors import user_code_errors
+from mpifed.base.nested import leaves
 from mpifed.core.oracle import EVALUATIONS, Oracle
 from mpifed.core.problem import starting_point, user_problem
 from mpifed.core.sampling import Sample
@@ -62,7 +62,7 @@ def _evaluate(oracle: Oracle, xi: Sample) -> list[torch.Tensor]:
     problem, sampler = oracle.problem, oracle.sampler
     start = starting_point(problem, sampler.dtype, sampler.device, sampler.seed)
     point = [block.unsqueeze(0) for block in start]
-    return tree_leaves(EVALUATIONS[problem.family](oracle, *point, xi))
+    return leaves(EVALUATIONS[problem.family](oracle, *point, xi))
 
 
 @torch.no_grad()
