@@ -177,29 +177,26 @@ class DropoutMode(TorchFunctionMode):
         if not dropout_p:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
         if more.get("enable_gqa"):
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        weights = _attention_weights(query, key, attn_mask, is_causal=is_causal, **more)
-        return self._drop(weights, dropout_p) @ value
+            heads = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
+        masks = [] if attn_mask is None else [attn_mask]
+        if is_causal:
+            ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+            masks.append(ones.tril())
+        return self._drop(_attention_weights(query, key, masks, more.get("scale")), dropout_p) @ value
 
     def _multi_head(self, *args, **more):
-        """Compute the function of ``nn.MultiheadAttention``, which calls torch's dropout itself."""
+        """Compute the function of ``nn.MultiheadAttention``, in which torch's own code draws the mask."""
         query, key, value, _, heads, weight, bias, bias_k, bias_v, adds_zero, dropout_p, *output = args
-        if not more["training"] or not dropout_p:
+        if not more.get("training", True) or not dropout_p:
             return F.multi_head_attention_forward(*args, **more)
-        mask, given, padding = (
-            query.new_zeros(len(query), len(key)),
-            more["attn_mask"],
-            more["key_padding_mask"],
-        )
-        if given is not None and given.dim() == 3:
-            given = given.reshape(*query.shape[1:-1], heads, *mask.shape)
+        mask, padding = more.get("attn_mask"), more.get("key_padding_mask")
+        if mask is not None and mask.dim() == 3:
+            mask = mask.reshape(*query.shape[1:-1], heads, *mask.shape[1:])
         if padding is not None:
             padding = padding[..., None, None, :]
-        for one in (given, padding):
-            if one is not None:  # true for keys to leave out, or added to the scores
-                mask = mask.masked_fill(one, -math.inf) if one.dtype == torch.bool else mask + one
-        separate = [more[f"{name}_proj_weight"] for name in "qkv"]
-        projections = separate if more["use_separate_proj_weight"] else weight.chunk(3)
+        separate = [more.get(f"{name}_proj_weight") for name in "qkv"]
+        projections = separate if weight is None else weight.chunk(3)
         biases = [None] * 3 if bias is None else bias.chunk(3)
         query, key, value = map(F.linear, (query, key, value), projections, biases)
         if bias_k is not None:
@@ -207,18 +204,29 @@ class DropoutMode(TorchFunctionMode):
             value = torch.cat([value, bias_v.flatten().expand_as(value[:1])])
         if adds_zero:
             key, value = (torch.cat([one, torch.zeros_like(one[:1])]) for one in (key, value))
-        mask = F.pad(mask, (0, len(key) - mask.shape[-1]))
+        added = (bias_k is not None) + adds_zero
+        masks = [F.pad(one, (0, added)) for one in (mask, padding) if one is not None]
+        masks = [~one if one.dtype == torch.bool else one for one in masks]
         query, key, value = (  # [length, ..., d] to [..., heads, length, d / heads]
-            one.unflatten(-1, (heads, -1)).movedim(0, -2) for one in (query, key, value)
+            one.reshape(*one.shape[:-1], heads, -1).movedim(0, -2) for one in (query, key, value)
         )
-        weights = self._drop(_attention_weights(query, key, mask), dropout_p)
+        weights = self._drop(_attention_weights(query, key, masks), dropout_p)
         result = F.linear((weights @ value).movedim(-2, 0).flatten(-2), *output)
-        if not more["need_weights"]:
+        if not more.get("need_weights", True):
             return result, None
-        return result, weights.mean(-3) if more["average_attn_weights"] else weights
+        return result, weights.mean(-3) if more.get("average_attn_weights", True) else weights
 
 
-def _attention_weights(query: torch.Tensor, key: torch.Tensor, *mask, **more) -> torch.Tensor:
-    """Return the weights of keys in torch's attention, which are its output for the unit matrix as values."""
-    unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
-    return F.scaled_dot_product_attention(query, key, unit.expand(*key.shape[:-1], -1), *mask, **more)
+def _attention_weights(query, key, masks: list[torch.Tensor], scale: float | None = None) -> torch.Tensor:
+    """Return the softmax of the scores over keys, 0 for queries whose keys are all masked, as in torch.
+
+    Args:
+        masks: each true for the keys to keep, or added to the scores.
+    """
+    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
+    for mask in masks:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if not masks:
+        return scores.softmax(-1)
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)

@@ -84,21 +84,51 @@ def test_in_place_and_without_training():
             assert function(values, 0.5, True, True) is values and torch.equal(values, expected)
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_dropout(need_weights, causal):
+CAUSAL, PADDING = torch.ones(4, 4, dtype=torch.bool).triu(1), torch.arange(4).repeat(3, 1) > 2
+ADDED = {"attn_mask": torch.arange(16.0).view(4, 4) / 9, "key_padding_mask": PADDING.float()}
+ATTENTION = {
+    "plain": ({}, {}),
+    "no weights": ({}, {"need_weights": False}),
+    "weights of heads": ({}, {"average_attn_weights": False}),
+    "causal": ({}, {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False}),
+    "mask per head": ({}, {"attn_mask": CAUSAL.repeat(6, 1, 1)}),
+    "added masks": ({"add_zero_attn": True}, ADDED),
+    "padding": ({"add_bias_kv": True}, {"attn_mask": CAUSAL, "key_padding_mask": PADDING}),
+    "sizes": ({"kdim": 5, "vdim": 3, "bias": False}, {}),
+    "no batch": ({"add_bias_kv": True}, {"key_padding_mask": PADDING[0], "average_attn_weights": False}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+def test_attention_dropout(name):
     torch.manual_seed(0)
-    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.rand(3, 4, 8)
-    mask = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
-    expected = attention.eval()(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
+    options, call = ATTENTION[name]
+    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True, **options), torch.rand(3, 4, 8)
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    x = x[0] if name == "no batch" else x
+    inputs = x, x[..., : options.get("kdim")], x[..., : options.get("vdim")]
+    expected = attention.eval()(*inputs, **call)
     values = []
     for p in (1e-12, 0.5, 0.5):  # of the first, no word is small enough
         attention.dropout = p
         with DropoutMode(words()) as mode:
-            values.append(attention.train()(x, x, x, attn_mask=mask, need_weights=need_weights)[0])
+            values.append(attention.train()(*inputs, **call))
         assert mode.used
-    torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
-    assert torch.equal(values[1], values[2]) and not torch.allclose(values[1], expected, atol=1e-2)
+    torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-5)  # other kernels, float32
+    assert torch.equal(values[1][0], values[2][0]) and not torch.allclose(
+        values[1][0], expected[0], atol=1e-2
+    )
+
+
+def test_attention_dropout_of_grouped_queries():
+    query, key, value = torch.rand(2, 4, 3, 8), torch.rand(2, 2, 3, 8), torch.rand(2, 2, 3, 5)
+    options = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+    with DropoutMode(words()):
+        found = F.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **options)
+    expected = F.scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
 
 
 @pytest.mark.parametrize("additive", [False, True])
