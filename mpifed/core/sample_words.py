@@ -7,7 +7,8 @@ of the problem is evaluated. :class:`DropoutMode` makes torch's dropout function
 on the address, and not on a generator, the group, rank or device, and the same ξ has the same masks at two
 points. Without an address there is no dropout; this is the case in evaluations and in full-batch gradients,
 which have no noise. Philox is computed in torch with 64-bit integers, so that ``torch.func.vmap`` can
-vectorise it over clients.
+vectorise it over clients. Attention draws its mask in torch's own code, from torch's generator, which is
+seeded by a word for each call: such a mask differs between CPU and GPU, and clients are looped over.
 
 **Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
 words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed differently each time
@@ -123,11 +124,14 @@ class SampleWords:
 
 
 class DropoutMode(TorchFunctionMode):
-    """A context in which torch's dropout functions and attention use the words of a sample.
+    """A context in which torch's dropout functions use the words of a sample.
 
     Attributes:
         used: whether a dropout function has been called.
+        seeds: whether a function is running with torch's generator seeded by a word.
     """
+
+    seeds = False
 
     def __init__(self, words: SampleWords):
         super().__init__()
@@ -174,59 +178,23 @@ class DropoutMode(TorchFunctionMode):
         return input.copy_(value) if inplace else value
 
     def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        if not dropout_p:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
-        if more.get("enable_gqa"):
-            heads = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
-        masks = [] if attn_mask is None else [attn_mask]
-        if is_causal:
-            ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-            masks.append(ones.tril())
-        return self._drop(_attention_weights(query, key, masks, more.get("scale")), dropout_p) @ value
+        call = functools.partial(
+            F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, is_causal, **more
+        )
+        return self._seeded(call, query.device) if dropout_p else call()
 
     def _multi_head(self, *args, **more):
-        """Compute the function of ``nn.MultiheadAttention``, in which torch's own code draws the mask."""
-        query, key, value, _, heads, weight, bias, bias_k, bias_v, adds_zero, dropout_p, *output = args
-        if not more.get("training", True) or not dropout_p:
-            return F.multi_head_attention_forward(*args, **more)
-        mask, padding = more.get("attn_mask"), more.get("key_padding_mask")
-        if mask is not None and mask.dim() == 3:
-            mask = mask.reshape(*query.shape[1:-1], heads, *mask.shape[1:])
-        if padding is not None:
-            padding = padding[..., None, None, :]
-        separate = [more.get(f"{name}_proj_weight") for name in "qkv"]
-        projections = separate if weight is None else weight.chunk(3)
-        biases = [None] * 3 if bias is None else bias.chunk(3)
-        query, key, value = map(F.linear, (query, key, value), projections, biases)
-        if bias_k is not None:
-            key = torch.cat([key, bias_k.flatten().expand_as(key[:1])])
-            value = torch.cat([value, bias_v.flatten().expand_as(value[:1])])
-        if adds_zero:
-            key, value = (torch.cat([one, torch.zeros_like(one[:1])]) for one in (key, value))
-        added = (bias_k is not None) + adds_zero
-        masks = [F.pad(one, (0, added)) for one in (mask, padding) if one is not None]
-        masks = [~one if one.dtype == torch.bool else one for one in masks]
-        query, key, value = (  # [length, ..., d] to [..., heads, length, d / heads]
-            one.reshape(*one.shape[:-1], heads, -1).movedim(0, -2) for one in (query, key, value)
-        )
-        weights = self._drop(_attention_weights(query, key, masks), dropout_p)
-        result = F.linear((weights @ value).movedim(-2, 0).flatten(-2), *output)
-        if not more.get("need_weights", True):
-            return result, None
-        return result, weights.mean(-3) if more.get("average_attn_weights", True) else weights
+        query, dropout_p = args[0], args[10]
+        call = functools.partial(F.multi_head_attention_forward, *args, **more)
+        return self._seeded(call, query.device) if dropout_p and more.get("training", True) else call()
 
-
-def _attention_weights(query, key, masks: list[torch.Tensor], scale: float | None = None) -> torch.Tensor:
-    """Return the softmax of the scores over keys, 0 for queries whose keys are all masked, as in torch.
-
-    Args:
-        masks: each true for the keys to keep, or added to the scores.
-    """
-    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
-    for mask in masks:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    if not masks:
-        return scores.softmax(-1)
-    empty = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    def _seeded(self, call: Callable, device: torch.device):
+        """Call a function that draws its mask from torch's generator. ``vmap`` does not support it."""
+        self.used = self.seeds = True
+        seed, on_gpu = int(self._words.take(1)), device.type == "cuda"
+        with torch.random.fork_rng([device] if on_gpu else []):
+            # Without a GPU in use, torch.manual_seed would format the stack at each call.
+            (torch.manual_seed if on_gpu else torch.default_generator.manual_seed)(seed)
+            result = call()
+        self.seeds = False
+        return result

@@ -34,7 +34,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifed.base.errors import ConfigError, user_frames
-from mpifed.base.nested import leaves, mapped
+from mpifed.base.nested import leaves
 from mpifed.base.plugins import UserObject
 from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
 from mpifed.core.streams import global_states, seeded_globals
@@ -329,9 +329,16 @@ class _RandomOperation(Exception):
 class _NoRandomness(TorchDispatchMode):
     """A context that raises :class:`_RandomOperation` for operations that use torch's generator.
 
+    Args:
+        dropping: a mode that may seed the generator for an operation.
+
     Raises:
         Unsupported: at the end, if numbers were drawn from the global generators of Python or NumPy.
     """
+
+    def __init__(self, dropping: DropoutMode | None = None):
+        super().__init__()
+        self._dropping = dropping
 
     def __enter__(self):
         self._before = global_states()
@@ -347,7 +354,8 @@ class _NoRandomness(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # Fused attention is marked as random, but on the CPU torch uses it without dropout only.
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+        draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
+        if draws and not (self._dropping and self._dropping.seeds):
             raise _RandomOperation(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -368,7 +376,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
             value, part = (_call(module.eval(), given) for given in (inputs, fewer))
             with torch.no_grad():  # as in evaluations
                 again = _call(module, inputs)
-        with DropoutMode(words) as dropping, _NoRandomness():
+        with DropoutMode(words) as dropping, _NoRandomness(dropping):
             trained = _call(module.train(), inputs)
     if created := sorted({name for name, _ in module.named_parameters()} - before.keys()):
         raise Unsupported(
@@ -388,7 +396,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
             "and attention need batch_first=True; a branch must not depend on statistics of the batch)"
         )
     _expect_one_sample(module.eval(), inputs, outputs)
-    with DropoutMode(words), _NoRandomness():
+    with DropoutMode(words) as mode, _NoRandomness(mode):
         _expect_one_sample(module.train(), inputs, outputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(
@@ -722,7 +730,8 @@ def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             inner = leaves(value)
             # Recurrent layers have lists of their parameters, which remain the same objects.
             if any(isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in inner):
-                setattr(layer, name, mapped(lambda one: _cast_plain(one, dtype), value))
+                cast = {id(one): _cast_plain(one, dtype) for one in inner}
+                setattr(layer, name, copy.deepcopy(value, cast))  # copies of the containers alone
             for hidden in (one for one in inner if isinstance(one, nn.Module)):
                 if all(hidden is not one for one in module.modules()):  # a frozen layer in a list
                     hidden.to(dtype)

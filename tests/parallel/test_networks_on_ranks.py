@@ -22,7 +22,7 @@ def table(model, out, **run) -> dict:
 
 
 @pytest.mark.parametrize(
-    "name, group", [("dropping", 1), ("dropping", 2), ("dropping", "all"), ("Attention", 2)]
+    "name, group", [("dropping", 1), ("dropping", 2), ("dropping", "all"), ("Attention", "auto")]
 )
 def test_bitwise_identical_to_one_process(comm, out, tmp_path, name, group):
     """Dropout depends on client, round and step only."""

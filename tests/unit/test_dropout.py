@@ -84,65 +84,51 @@ def test_in_place_and_without_training():
             assert function(values, 0.5, True, True) is values and torch.equal(values, expected)
 
 
-CAUSAL, PADDING = torch.ones(4, 4, dtype=torch.bool).triu(1), torch.arange(4).repeat(3, 1) > 2
-ADDED = {"attn_mask": torch.arange(16.0).view(4, 4) / 9, "key_padding_mask": PADDING.float()}
-ATTENTION = {
-    "plain": ({}, {}),
-    "no weights": ({}, {"need_weights": False}),
-    "weights of heads": ({}, {"average_attn_weights": False}),
-    "causal": ({}, {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False}),
-    "mask per head": ({}, {"attn_mask": CAUSAL.repeat(6, 1, 1)}),
-    "added masks": ({"add_zero_attn": True}, ADDED),
-    "padding": ({"add_bias_kv": True}, {"attn_mask": CAUSAL, "key_padding_mask": PADDING}),
-    "sizes": ({"kdim": 5, "vdim": 3, "bias": False}, {}),
-    "no batch": ({"add_bias_kv": True}, {"key_padding_mask": PADDING[0], "average_attn_weights": False}),
-}
+class Attends(nn.Module):
+    """Attention by torch's module or function, with dropout in training."""
+
+    def __init__(self, p, kind):
+        super().__init__()
+        self.layer = {
+            "module": nn.MultiheadAttention(8, 2, dropout=p, batch_first=True),
+            "encoder": nn.TransformerEncoderLayer(8, 2, 4, dropout=p, batch_first=True),
+            "function": nn.Identity(),
+        }[kind]
+        self.p, self.kind = p, kind
+
+    def forward(self, x):
+        if self.kind == "function":
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=self.p if self.training else 0.0)
+        return self.layer(x) if self.kind == "encoder" else self.layer(x, x, x)[0]
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-def test_attention_dropout(name):
-    torch.manual_seed(0)
-    options, call = ATTENTION[name]
-    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True, **options), torch.rand(3, 4, 8)
-    for parameter in attention.parameters():
-        nn.init.normal_(parameter)
-    x = x[0] if name == "no batch" else x
-    inputs = x, x[..., : options.get("kdim")], x[..., : options.get("vdim")]
-    expected = attention.eval()(*inputs, **call)
-    values = []
-    for p in (1e-12, 0.5, 0.5):  # of the first, no word is small enough
-        attention.dropout = p
+@pytest.mark.parametrize("kind", ["module", "encoder", "function"])
+def test_attention_depends_on_the_address_only(kind):
+    layer, x, values = Attends(0.5, kind), torch.rand(3, 4, 8), []
+    for seed, one in enumerate((words(), words(), words(client=1))):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        with DropoutMode(one) as mode:
+            values.append(layer(x))
+        assert mode.used and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(values[0], values[1]) and not torch.equal(values[0], values[2])
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_attention_without_dropout_is_that_of_torch(kind):
+    x = torch.rand(3, 4, 8)
+    for layer, training in ((Attends(0.0, kind), True), (Attends(0.5, kind), False)):
+        expected = layer.eval()(x)
         with DropoutMode(words()) as mode:
-            values.append(attention.train()(*inputs, **call))
-        assert mode.used
-    torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-5)  # other kernels, float32
-    assert torch.equal(values[1][0], values[2][0]) and not torch.allclose(
-        values[1][0], expected[0], atol=1e-2
-    )
+            assert torch.equal(layer.train(training)(x), expected) and not mode.used
+            assert torch.equal(torch.func.vmap(layer)(x[None])[0], expected)
 
 
-def test_attention_dropout_of_grouped_queries():
-    query, key, value = torch.rand(2, 4, 3, 8), torch.rand(2, 2, 3, 8), torch.rand(2, 2, 3, 5)
-    options = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+def test_two_attentions_have_different_masks():
+    x = torch.rand(3, 4, 8)
     with DropoutMode(words()):
-        found = F.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **options)
-    expected = F.scaled_dot_product_attention(query, key, value, **options)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_attention_of_a_query_without_keys_is_0(additive):
-    """As in torch without dropout; its gradient is 0, too."""
-    allowed = torch.ones(3, 3, dtype=torch.bool)
-    allowed[1] = False
-    mask = torch.zeros(3, 3).masked_fill(~allowed, -torch.inf) if additive else allowed
-    x = torch.rand(1, 3, 4, requires_grad=True)
-    with DropoutMode(words()):
-        value = F.scaled_dot_product_attention(x, x, x, mask, 0.5)
-    assert not value[0, 1].any() and value[0, 0].any()
-    (gradient,) = torch.autograd.grad(value.sum(), x)
-    assert gradient.isfinite().all()
+        one, other = (F.scaled_dot_product_attention(x, x, x, dropout_p=0.5) for _ in range(2))
+    assert not torch.equal(one, other)
 
 
 def test_address_is_set_only_during_the_call():
