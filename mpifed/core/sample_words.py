@@ -177,24 +177,23 @@ class DropoutMode(TorchFunctionMode):
         value = a * torch.where(self._mask(input, p, batched), input, _SATURATED) - a * p * _SATURATED
         return input.copy_(value) if inplace else value
 
-    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        call = functools.partial(
-            F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, is_causal, **more
-        )
-        return self._seeded(call, query.device) if dropout_p else call()
+    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        function = F.scaled_dot_product_attention
+        return self._seeded(dropout_p, function, query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
-    def _multi_head(self, *args, **more):
-        query, dropout_p = args[0], args[10]
-        call = functools.partial(F.multi_head_attention_forward, *args, **more)
-        return self._seeded(call, query.device) if dropout_p and more.get("training", True) else call()
+    def _multi_head(self, *args, **kwargs):
+        p = args[10] if kwargs.get("training", True) else 0.0
+        return self._seeded(p, F.multi_head_attention_forward, *args, **kwargs)
 
-    def _seeded(self, call: Callable, device: torch.device):
-        """Call a function that draws its mask from torch's generator. ``vmap`` does not support it."""
+    def _seeded(self, p, function, query, *args, **kwargs):
+        """Call a function that draws its mask from torch's generator, which ``vmap`` does not support."""
+        if not p:
+            return function(query, *args, **kwargs)
         self.used = self.seeds = True
-        seed, on_gpu = int(self._words.take(1)), device.type == "cuda"
-        with torch.random.fork_rng([device] if on_gpu else []):
+        seed, on_gpu = int(self._words.take(1)), query.device.type == "cuda"
+        with torch.random.fork_rng([query.device] if on_gpu else []):
             # Without a GPU in use, torch.manual_seed would format the stack at each call.
             (torch.manual_seed if on_gpu else torch.default_generator.manual_seed)(seed)
-            result = call()
+            result = function(query, *args, **kwargs)
         self.seeds = False
         return result
