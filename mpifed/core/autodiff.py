@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from mpifed.base.nested import mapped
 from mpifed.core.records import Blocks
 
 __all__ = ["ClientAxis", "Evaluation", "Gradients", "PLAIN", "position_independent", "vectorised"]
@@ -385,12 +385,12 @@ class Evaluation(NamedTuple):
         torch.compiler.reset()
         whole = torch.compile(function, mode=self.compile, fullgraph=True, dynamic=dynamic, backend=BACKEND)
         if self.compile == "default":
-            return lambda *arguments: whole(*tree_map(torch.Tensor.contiguous, arguments))
+            return lambda *arguments: whole(*mapped(torch.Tensor.contiguous, arguments))
 
         def replayed(*arguments):
             torch.compiler.cudagraph_mark_step_begin()
-            results = whole(*tree_map(torch.Tensor.contiguous, arguments))
-            return tree_map(torch.clone, results)  # the next replay writes to the same memory
+            results = whole(*mapped(torch.Tensor.contiguous, arguments))
+            return mapped(torch.clone, results)  # the next replay writes to the same memory
 
         return replayed
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
+from mpifed.base.nested import mapped
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, position_independent, vectorised
 from mpifed.core.device import to_device
 from mpifed.core.numerics import scaled_norm
@@ -230,7 +230,7 @@ class Oracle:
             evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
             for c, batch in enumerate(self.sampler.client_batches(self._rows))
         ]
-        return tree_map(lambda *results: torch.stack(results), rows[0], *rows[1:])
+        return mapped(lambda *results: torch.stack(results), rows[0], *rows[1:])
 
     def _with_options(self, name: str):
         """Return a loss with the dropout masks and the augmentation of its sample and the job's precision."""
@@ -256,8 +256,8 @@ class Oracle:
         single = self.evaluation.compiled(function, False)
 
         def with_axis(*arguments):
-            result = single(*tree_map(lambda tensor: tensor[0], arguments))
-            return tree_map(lambda tensor: tensor.unsqueeze(0), result)
+            result = single(*mapped(lambda tensor: tensor[0], arguments))
+            return mapped(lambda tensor: tensor.unsqueeze(0), result)
 
         return with_axis
 
@@ -486,7 +486,7 @@ class CompositionOracle(Oracle):
         if not xi.is_full_batch:
             return analytic(point, xi.batch)
         return self._stack_over_clients(
-            lambda x, batch: tree_map(
+            lambda x, batch: mapped(
                 lambda t: t[0], analytic(x[None], tuple(column[None] for column in batch))
             ),
             point,

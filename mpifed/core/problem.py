@@ -35,9 +35,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
+from mpifed.base.nested import mapped
 from mpifed.core.device import as_tensor
 from mpifed.core.records import Blocks
 from mpifed.core.sets import IndicatorOf, Separable, Sets, Zero
@@ -518,9 +518,9 @@ def on_stored_data(problem: Problem, name: str) -> Any:
 
     def on_copy(*arguments):
         copies = (
-            tree_map(torch.clone, value) if isinstance(value, tuple | list) else value for value in arguments
+            mapped(torch.clone, value) if isinstance(value, tuple | list) else value for value in arguments
         )
-        return tree_map(torch.clone, function(*copies))
+        return mapped(torch.clone, function(*copies))
 
     return on_copy
 

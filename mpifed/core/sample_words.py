@@ -7,7 +7,8 @@ of the problem is evaluated. :class:`DropoutMode` makes torch's dropout function
 on the address, and not on a generator, the group, rank or device, and the same ξ has the same masks at two
 points. Without an address there is no dropout; this is the case in evaluations and in full-batch gradients,
 which have no noise. Philox is computed in torch with 64-bit integers, so that ``torch.func.vmap`` can
-vectorise it over clients.
+vectorise it over clients. Attention draws its mask in torch's own code, from torch's generator, which is
+seeded by a word for each call: such a mask differs between CPU and GPU, and clients are looped over.
 
 **Augmentation.** :func:`with_augmentation` changes the rows of a sample by :meth:`Problem.augment` with the
 words of ``Stream(seed, "augment", ...)`` at the same address, so that a row is changed differently each time
@@ -18,9 +19,8 @@ from __future__ import annotations
 
 import functools
 import math
-import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -128,19 +128,22 @@ class DropoutMode(TorchFunctionMode):
 
     Attributes:
         used: whether a dropout function has been called.
+        seeds: whether a function is running with torch's generator seeded by a word.
     """
+
+    seeds = False
 
     def __init__(self, words: SampleWords):
         super().__init__()
-        self.words, self.used = words, False
+        self._words, self.used = words, False
         self._functions: dict[Callable, Callable] = {
-            F.dropout: self._dropout,
-            torch.dropout: self._dropout,
-            F.dropout1d: functools.partial(self._channels, 3),
-            F.dropout2d: functools.partial(self._channels, 2),
-            F.dropout3d: functools.partial(self._channels, 5),
-            F.alpha_dropout: self._alpha,
-            F.feature_alpha_dropout: self._feature_alpha,
+            F.dropout: self._drop,
+            torch.dropout: lambda input, p, train: self._drop(input, p, train),
+            F.dropout1d: functools.partial(self._drop, batched=3),
+            F.dropout2d: functools.partial(self._drop, batched=2),
+            F.dropout3d: functools.partial(self._drop, batched=5),
+            F.alpha_dropout: self._saturate,
+            F.feature_alpha_dropout: functools.partial(self._saturate, batched=0),
             F.scaled_dot_product_attention: self._attention,
             F.multi_head_attention_forward: self._multi_head,
         }
@@ -148,74 +151,49 @@ class DropoutMode(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return self._functions.get(func, func)(*args, **(kwargs or {}))
 
-    def _mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
+    def _mask(self, input: torch.Tensor, p: float, batched: int | None) -> torch.Tensor:
+        """Return a mask of the units to keep.
+
+        Args:
+            batched: number of axes from which channels are on axis 1, otherwise on axis 0, and are dropped as
+                a whole; ``None`` to drop single units.
+        """
         self.used = True
-        return self.words.mask(shape, p)
+        lead = input.dim() if batched is None else 2 if input.dim() >= batched else 1
+        return self._words.mask((*input.shape[:lead], *[1] * (input.dim() - lead)), p)
 
-    def _dropout(self, input, p=0.5, training=True, inplace=False, train=None):
-        training = training if train is None else train
-        return self._drop(input, tuple(input.shape), p, training, inplace)
-
-    def _channels(self, batched, input, p=0.5, training=True, inplace=False):
-        """Drop whole channels, on axis 0 of inputs with fewer than ``batched`` axes, otherwise on axis 1."""
-        lead = 2 if input.dim() >= batched else 1
-        return self._drop(input, (*input.shape[:lead], *[1] * (input.dim() - lead)), p, training, inplace)
-
-    def _drop(self, input, shape, p, training, inplace):
-        """Set the units that a mask of ``shape`` drops to 0, and scale the others by 1 / (1 - p)."""
+    def _drop(self, input, p=0.5, training=True, inplace=False, batched=None):
+        """Set dropped units to 0, and scale the others by 1 / (1 - p)."""
         if not training or not p:
             return input
-        scale = self._mask(shape, p).to(input.dtype) * (1 / (1 - p) if p < 1 else 0)
+        scale = self._mask(input, p, batched).to(input.dtype) * (1 / (1 - p) if p < 1 else 0)
         return input.mul_(scale) if inplace else input * scale
 
-    def _alpha(self, input, p=0.5, training=False, inplace=False):
-        return self._to_saturated(input, tuple(input.shape), p, training, inplace)
-
-    def _feature_alpha(self, input, p=0.5, training=False, inplace=False):
-        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
-        return self._to_saturated(input, shape, p, training, inplace)
-
-    def _to_saturated(self, input, shape, p, training, inplace):
+    def _saturate(self, input, p=0.5, training=False, inplace=False, batched=None):
         """Saturate dropped units, and scale all units to preserve mean and variance."""
         if not training or not p:
             return input
         a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
-        value = a * torch.where(self._mask(shape, p), input, _SATURATED) - a * p * _SATURATED
+        value = a * torch.where(self._mask(input, p, batched), input, _SATURATED) - a * p * _SATURATED
         return input.copy_(value) if inplace else value
 
-    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        if not dropout_p:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
-        if more.get("enable_gqa"):
-            raise ValueError("dropout in attention with enable_gqa is not supported")
-        scale = more.get("scale") or query.shape[-1] ** -0.5
-        scores = query @ key.mT * scale
-        if is_causal:
-            ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~ones.tril(), -math.inf)
-        if attn_mask is not None:
-            masks = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
-        weights = scores.softmax(-1) if attn_mask is None else _masked_softmax(scores)
-        return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
+    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        function = F.scaled_dot_product_attention
+        return self._seeded(dropout_p, function, query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
     def _multi_head(self, *args, **kwargs):
-        """Call torch's multi-head attention with the two dropout functions replaced."""
-        original: Any = F.multi_head_attention_forward
-        names = {
-            **original.__globals__,
-            "dropout": self._dropout,
-            "scaled_dot_product_attention": self._attention,
-            "has_torch_function": lambda tensors: False,
-        }
-        patched = types.FunctionType(
-            original.__code__, names, original.__name__, original.__defaults__, original.__closure__
-        )
-        patched.__kwdefaults__ = original.__kwdefaults__
-        return patched(*args, **kwargs)
+        p = args[10] if kwargs.get("training", True) else 0.0
+        return self._seeded(p, F.multi_head_attention_forward, *args, **kwargs)
 
-
-def _masked_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over keys, 0 for queries whose keys are all masked, as torch's attention does."""
-    empty = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    def _seeded(self, p, function, query, *args, **kwargs):
+        """Call a function that draws its mask from torch's generator, which ``vmap`` does not support."""
+        if not p:
+            return function(query, *args, **kwargs)
+        self.used = self.seeds = True
+        seed, on_gpu = int(self._words.take(1)), query.device.type == "cuda"
+        with torch.random.fork_rng([query.device] if on_gpu else []):
+            # Without a GPU in use, torch.manual_seed would format the stack at each call.
+            (torch.manual_seed if on_gpu else torch.default_generator.manual_seed)(seed)
+            result = function(query, *args, **kwargs)
+        self.seeds = False
+        return result

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpifed.base.nested import leaves
+
 __all__ = ["Writes", "same_values", "share_memory", "tensors_of"]
-
-
-#: Types of values that hold tensors.
-PARTS = (tuple, list, Mapping)
 
 
 class Writes(TorchDispatchMode):
@@ -68,10 +66,7 @@ class Writes(TorchDispatchMode):
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists and dictionaries."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    parts = values.values() if isinstance(values, Mapping) else values
-    return [one for part in parts for one in tensors_of(part)] if isinstance(values, PARTS) else []
+    return [value for value in leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:

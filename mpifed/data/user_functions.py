@@ -10,6 +10,7 @@ would otherwise go unnoticed on one rank, and the run could not be resumed.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import time
@@ -18,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, IterableDataset
 
 from mpifed.base.errors import short_repr
+from mpifed.base.nested import leaves
 from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
@@ -126,7 +127,7 @@ class UserFunction(UserObject):
         pairs = call_user_code(
             f"{self} failed",
             lambda: [
-                tree_map(_copied, pair)
+                copy.deepcopy(pair, {id(one): _copied(one) for one in leaves(pair)})
                 for pair in (
                     (given[row] for row in range(len(given)))
                     if isinstance(given, Sized) and not isinstance(given, IterableDataset)

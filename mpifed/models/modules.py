@@ -32,9 +32,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from mpifed.base.errors import ConfigError, user_frames
+from mpifed.base.nested import leaves
 from mpifed.base.plugins import UserObject
 from mpifed.core.sample_words import DropoutMode, SampleWords, current_words
 from mpifed.core.streams import global_states, seeded_globals
@@ -270,7 +270,7 @@ def _copied(module: nn.Module) -> nn.Module:
     kept = [
         value
         for layer in module.modules()
-        for value in tree_leaves(_own_attributes(layer))
+        for value in leaves(_own_attributes(layer))
         if isinstance(value, torch.Tensor) and not value.is_leaf
     ]
     try:
@@ -329,9 +329,16 @@ class _RandomOperation(Exception):
 class _NoRandomness(TorchDispatchMode):
     """A context that raises :class:`_RandomOperation` for operations that use torch's generator.
 
+    Args:
+        dropping: a mode that may seed the generator for an operation.
+
     Raises:
         Unsupported: at the end, if numbers were drawn from the global generators of Python or NumPy.
     """
+
+    def __init__(self, dropping: DropoutMode | None = None):
+        super().__init__()
+        self._dropping = dropping
 
     def __enter__(self):
         self._before = global_states()
@@ -346,18 +353,11 @@ class _NoRandomness(TorchDispatchMode):
             )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        values = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and _rate(func, args, values) != 0:
+        # Fused attention is marked as random, but on the CPU torch uses it without dropout only.
+        draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
+        if draws and not (self._dropping and self._dropping.seeds):
             raise _RandomOperation(str(func))
-        return func(*args, **values)
-
-
-def _rate(func, args, kwargs) -> float | None:
-    """Return the dropout rate of fused attention, which torch marks as random even for rate 0."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            return args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return None
+        return func(*args, **(kwargs or {}))
 
 
 def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: int) -> bool:
@@ -376,7 +376,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
             value, part = (_call(module.eval(), given) for given in (inputs, fewer))
             with torch.no_grad():  # as in evaluations
                 again = _call(module, inputs)
-        with DropoutMode(words) as dropping, _NoRandomness():
+        with DropoutMode(words) as dropping, _NoRandomness(dropping):
             trained = _call(module.train(), inputs)
     if created := sorted({name for name, _ in module.named_parameters()} - before.keys()):
         raise Unsupported(
@@ -396,7 +396,7 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
             "and attention need batch_first=True; a branch must not depend on statistics of the batch)"
         )
     _expect_one_sample(module.eval(), inputs, outputs)
-    with DropoutMode(words), _NoRandomness():
+    with DropoutMode(words) as mode, _NoRandomness(mode):
         _expect_one_sample(module.train(), inputs, outputs)
     if not dropping.used and not _close(trained, value):
         raise Unsupported(
@@ -542,9 +542,9 @@ def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value
         value: the module's outputs for the inputs, in the same mode.
     """
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
+    copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
     with torch.enable_grad(), _NoRandomness():
-        again = _call(_replaced(module, leaves), inputs)
+        again = _call(_replaced(module, copies), inputs)
         try:
             value.square().sum().backward()
             again.square().sum().backward()
@@ -553,7 +553,7 @@ def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value
             raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
     for name, tensor in trained.items():
         expected, found = (torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-                           for one in (tensor, leaves[name]))  # fmt: skip
+                           for one in (tensor, copies[name]))  # fmt: skip
         tensor.grad = None
         if not _close(found, expected):
             raise Unsupported(
@@ -580,7 +580,7 @@ def _expect_registered(module: nn.Module) -> None:
     known = {id(one) for one in (*module.modules(), *module.parameters())}
     for path, layer in module.named_modules():
         for name, value in _own_attributes(layer).items():
-            for one in tree_leaves(value):
+            for one in leaves(value):
                 tensors = one.parameters() if isinstance(one, nn.Module) else [one]
                 trained = any(
                     isinstance(tensor, torch.Tensor)
@@ -727,11 +727,12 @@ def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         setattr(module.get_submodule(owner), last, _cast(buffer, torch.device("cpu"), dtype))
     for layer in list(module.modules()):
         for name, value in _own_attributes(layer).items():
-            leaves = tree_leaves(value)
+            inner = leaves(value)
             # Recurrent layers have lists of their parameters, which remain the same objects.
-            if any(isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in leaves):
-                setattr(layer, name, tree_map(lambda one: _cast_plain(one, dtype), value))
-            for hidden in (one for one in leaves if isinstance(one, nn.Module)):
+            if any(isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in inner):
+                cast = {id(one): _cast_plain(one, dtype) for one in inner}
+                setattr(layer, name, copy.deepcopy(value, cast))  # copies of the containers alone
+            for hidden in (one for one in inner if isinstance(one, nn.Module)):
                 if all(hidden is not one for one in module.modules()):  # a frozen layer in a list
                     hidden.to(dtype)
     return module

@@ -30,9 +30,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from mpifed.base.errors import short_repr
+from mpifed.base.nested import leaves
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import EVALUATIONS, ORACLES, Oracle
 from mpifed.core.problem import Problem, is_analytic, starting_point, user_problem
@@ -312,7 +312,7 @@ def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
     samples = [oracle.sample()]
     if oracle.sampler.stacks_full_batches:
         samples.append(oracle.full_batch)
-    return tree_leaves([evaluate(oracle, *map(torch.clone, points), xi) for xi in samples])
+    return leaves([evaluate(oracle, *map(torch.clone, points), xi) for xi in samples])
 
 
 def _same(reference: list[torch.Tensor], results: list[torch.Tensor], first: int, last: int) -> bool:

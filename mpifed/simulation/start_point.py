@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
+from mpifed.base.nested import leaves
 from mpifed.core.oracle import EVALUATIONS, Oracle
 from mpifed.core.problem import starting_point, user_problem
 from mpifed.core.sampling import Sample
-from mpifed.core.writes import tensors_of
 from mpifed.parallel.comm import SerialComm, collective_errors
 
 __all__ = ["expect_gradient", "non_finite_row"]
@@ -62,7 +62,7 @@ def _evaluate(oracle: Oracle, xi: Sample) -> list[torch.Tensor]:
     problem, sampler = oracle.problem, oracle.sampler
     start = starting_point(problem, sampler.dtype, sampler.device, sampler.seed)
     point = [block.unsqueeze(0) for block in start]
-    return tensors_of(EVALUATIONS[problem.family](oracle, *point, xi))
+    return leaves(EVALUATIONS[problem.family](oracle, *point, xi))
 
 
 @torch.no_grad()

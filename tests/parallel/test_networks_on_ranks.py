@@ -21,10 +21,12 @@ def table(model, out, **run) -> dict:
     }
 
 
-@pytest.mark.parametrize("group", [1, 2, "all"])
-def test_bitwise_identical_to_one_process(comm, out, tmp_path, group):
+@pytest.mark.parametrize(
+    "name, group", [("dropping", 1), ("dropping", 2), ("dropping", "all"), ("Attention", "auto")]
+)
+def test_bitwise_identical_to_one_process(comm, out, tmp_path, name, group):
     """Dropout depends on client, round and step only."""
-    model = f"{networks.__file__}:dropping"
+    model = {"name": f"{networks.__file__}:{name}", "p": 0.5}
     together = mpifed.run(table(model, out, group=group), comm).point
     alone = mpifed.run(table(model, tmp_path / "alone", group=group), SerialComm()).point
     assert all(torch.equal(together[block], alone[block]) for block in "xy")

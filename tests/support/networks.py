@@ -77,9 +77,9 @@ class Reader(nn.Module):
 class Attention(nn.Module):
     """One score by self-attention over the rows of an 8 × 8 image."""
 
-    def __init__(self):
+    def __init__(self, p=0.0):
         super().__init__()
-        self.heads, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 1)
+        self.heads, self.out = nn.MultiheadAttention(8, 2, p, batch_first=True), nn.Linear(8, 1)
 
     def forward(self, images):
         rows = images.flatten(1).unflatten(1, (8, 8))

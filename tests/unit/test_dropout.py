@@ -84,35 +84,51 @@ def test_in_place_and_without_training():
             assert function(values, 0.5, True, True) is values and torch.equal(values, expected)
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_dropout(need_weights, causal):
-    torch.manual_seed(0)
-    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.rand(3, 4, 8)
-    mask = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
-    expected = attention.eval()(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
-    values = []
-    for p in (1e-12, 0.5, 0.5):  # of the first, no word is small enough
-        attention.dropout = p
+class Attends(nn.Module):
+    """Attention by torch's module or function, with dropout in training."""
+
+    def __init__(self, p, kind):
+        super().__init__()
+        self.layer = {
+            "module": nn.MultiheadAttention(8, 2, dropout=p, batch_first=True),
+            "encoder": nn.TransformerEncoderLayer(8, 2, 4, dropout=p, batch_first=True),
+            "function": nn.Identity(),
+        }[kind]
+        self.p, self.kind = p, kind
+
+    def forward(self, x):
+        if self.kind == "function":
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=self.p if self.training else 0.0)
+        return self.layer(x) if self.kind == "encoder" else self.layer(x, x, x)[0]
+
+
+@pytest.mark.parametrize("kind", ["module", "encoder", "function"])
+def test_attention_depends_on_the_address_only(kind):
+    layer, x, values = Attends(0.5, kind), torch.rand(3, 4, 8), []
+    for seed, one in enumerate((words(), words(), words(client=1))):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        with DropoutMode(one) as mode:
+            values.append(layer(x))
+        assert mode.used and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(values[0], values[1]) and not torch.equal(values[0], values[2])
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_attention_without_dropout_is_that_of_torch(kind):
+    x = torch.rand(3, 4, 8)
+    for layer, training in ((Attends(0.0, kind), True), (Attends(0.5, kind), False)):
+        expected = layer.eval()(x)
         with DropoutMode(words()) as mode:
-            values.append(attention.train()(x, x, x, attn_mask=mask, need_weights=need_weights)[0])
-        assert mode.used
-    torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
-    assert torch.equal(values[1], values[2]) and not torch.allclose(values[1], expected, atol=1e-2)
+            assert torch.equal(layer.train(training)(x), expected) and not mode.used
+            assert torch.equal(torch.func.vmap(layer)(x[None])[0], expected)
 
 
-@pytest.mark.parametrize("additive", [False, True])
-def test_attention_of_a_query_without_keys_is_0(additive):
-    """As in torch without dropout; its gradient is 0, too."""
-    allowed = torch.ones(3, 3, dtype=torch.bool)
-    allowed[1] = False
-    mask = torch.zeros(3, 3).masked_fill(~allowed, -torch.inf) if additive else allowed
-    x = torch.rand(1, 3, 4, requires_grad=True)
+def test_two_attentions_have_different_masks():
+    x = torch.rand(3, 4, 8)
     with DropoutMode(words()):
-        value = F.scaled_dot_product_attention(x, x, x, mask, 0.5)
-    assert not value[0, 1].any() and value[0, 0].any()
-    (gradient,) = torch.autograd.grad(value.sum(), x)
-    assert gradient.isfinite().all()
+        one, other = (F.scaled_dot_product_attention(x, x, x, dropout_p=0.5) for _ in range(2))
+    assert not torch.equal(one, other)
 
 
 def test_address_is_set_only_during_the_call():

@@ -256,6 +256,10 @@ REFUSED = [
     (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)),
      "draws random numbers in forward (aten.randn_like"),
     (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)), "test_user_networks.py"),
+    (lambda: Odd(forward=lambda net, value: nn.functional.scaled_dot_product_attention(
+        *[value[:, None]] * 3, dropout_p=0.5)[:, 0]), "draws random numbers in forward (aten.bernoulli_"),
+    (lambda: Odd(lambda net: setattr(net, "read", nn.LSTM(1, 1, 2, dropout=0.5)),
+                 lambda net, value: net.read(value[None])[0][0]), "draws random numbers in forward (aten"),
     (lambda: Odd(with_buffer(lambda: torch.zeros(1)), writes), "writes to its buffer 'seen' in forward"),
     (lambda: Odd(forward=lambda net, value: value * net.last.weight.data.clamp_(-9, 9).sum()),
      "changes its parameter 'last.weight' in forward"),
@@ -620,11 +624,12 @@ def test_weights_of_another_network_are_refused(file):
         prepared(f"{file}:lazy").model.module({name: torch.zeros(shape) for name, shape in shapes.items()})
 
 
-def test_functions_that_cannot_be_vectorised_are_looped(tmp_path):
+@pytest.mark.parametrize("model", [f"{FILE}:Branches", {"name": f"{FILE}:Attention", "p": 0.5}])
+def test_functions_that_cannot_be_vectorised_are_looped(tmp_path, model):
     message = "run.group = 2 vectorises clients, but their functions cannot be mapped.*set run.group = 1"
     with pytest.raises(CollectiveError, match=message):
-        go(tmp_path / "two", f"{FILE}:Branches", group=2)
-    assert go(tmp_path / "auto", f"{FILE}:Branches").stopped == "all 3 rounds done"
+        go(tmp_path / "two", model, group=2)
+    assert go(tmp_path / "auto", model).stopped == "all 3 rounds done"
 
 
 def test_run_with_a_module_object_is_resumed_with_its_config(tmp_path):
