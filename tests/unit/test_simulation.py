@@ -1,6 +1,8 @@
 """Simulations from Python, the interval between evaluations, and blocks with one copy per client."""
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.options import ExecutionOptions, StationarityOptions
 
 COMM = SerialComm()
+PACKAGE = Path(mpifed.__file__).parent
 DOUBLE = {"dtype": "float64"}
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
 
@@ -38,6 +41,28 @@ def test_a_simulation_computes_the_rounds_of_a_run(tmp_path):
     assert simulation.round == 3
     assert torch.equal(simulation.shared.x, torch.as_tensor(result.point["x"]).flatten())
     assert simulation.evaluate(simulation.output) == result.metrics
+
+
+def test_five_calls_lead_from_a_run_to_a_client_function(tmp_path, monkeypatch):
+    """A reader follows a run through these functions."""
+    paths, plain = set(), LocalSGDA.client_round
+
+    def watched(*arguments):
+        frames = [
+            frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)
+        ]
+        paths.add(tuple(f"{Path(frame.filename).stem}.{frame.name}" for frame in frames))
+        return plain(*arguments)
+
+    monkeypatch.setattr(LocalSGDA, "client_round", watched)
+    config = mpifed.Config(
+        problem=Saddle(clients=2, d=3),
+        algorithm=METHOD,
+        rounds=1,
+        run={"out": str(tmp_path), "progress": False},
+    )
+    mpifed.run(config, COMM)
+    assert paths == {("run.run", "loop.execute", "simulation.step", "rounds.run", "executor.run")}
 
 
 def test_the_point_concatenates_all_blocks_in_float32():
