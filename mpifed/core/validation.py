@@ -734,8 +734,9 @@ def _predictions(case: Case) -> Iterator[str]:
             blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
         ]
         whole, again = scores(0, last), scores(0, last)
-        if len(whole) != last:
-            yield f"predict(): expected {last} scores, got {len(whole)}"
+        if whole.shape[:1] != (last,):
+            found = len(whole) if whole.dim() else "one without an axis"
+            yield f"predict(): expected {last} scores, got {found}"
             return
         if not case.agree(again, whole):
             yield (

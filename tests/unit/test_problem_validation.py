@@ -274,6 +274,7 @@ SCORES = [
     (lambda s, x, rows: s.rows[rows] @ x["w"] + s.rows[rows].mean(), "rows 0 and 1 alone"),
     (lambda s, x, rows: s.rows[rows] @ x["w"] * (1 if s.rows[rows].mean() > 0 else -1), "alone"),
     (lambda s, x, rows: s.rows[:4] @ x["w"], "predict(): expected 40 scores, got 4"),
+    (lambda s, x, rows: x["w"].sum(), "predict(): expected 40 scores, got one without an axis"),
 ]
 HELD = [
     (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
