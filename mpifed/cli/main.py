@@ -31,10 +31,10 @@ from mpifed.cli.errors import (
     launcher_rank,
     report_and_exit,
 )
+from mpifed.cli.estimate import estimate
 from mpifed.cli.export import export
 from mpifed.cli.info import info, list_, schema
 from mpifed.cli.launch import idle_ranks, launch
-from mpifed.cli.measure import measure
 from mpifed.cli.new import new
 from mpifed.cli.options import (
     JobCommand,
@@ -90,7 +90,7 @@ def cli(context, whole):
     mpifed info AdaFGDA                a method, a problem or a setting
     mpifed new job                     a template, also of a method or problem
     mpifed tune JOB.toml               the best settings of every method
-    mpifed measure JOB.toml            estimates of constants in theorems
+    mpifed estimate JOB.toml           estimates of constants in theorems
     """
     context.ensure_object(dict)["traceback"] = whole
     if context.invoked_subcommand not in _RUNS:
@@ -254,7 +254,7 @@ def _execute(comm, job, report_in: str | None) -> None:
         console.print("\n".join(map(str, written)), soft_wrap=True, markup=False, highlight=False)
 
 
-for _command in (export, info, launch, list_, measure, new, report, schema, selftest, status, tune):
+for _command in (estimate, export, info, launch, list_, new, report, schema, selftest, status, tune):
     cli.add_command(_command)
 
 

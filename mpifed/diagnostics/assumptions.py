@@ -1,4 +1,4 @@
-"""Estimates of the constants in the assumptions of theorems at several points of a run: ``mpifed measure``.
+"""Estimates of the constants in the assumptions of theorems at several points of a run: ``mpifed estimate``.
 
 The job is executed again; with ``run.reduction = "exact"`` this reproduces the points of the original run. In
 the table, g_n is the gradient of client n on all its data. For an operator, g_n is V_n.
@@ -41,7 +41,7 @@ from mpifed.simulation.setup import default_dtype, resolve_reduction
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.stationarity import Functions
 
-__all__ = ["ALL", "Options", "measure"]
+__all__ = ["ALL", "Options", "estimate"]
 
 #: Available estimates: Lipschitz constants, PL constants, and the noise with its tail index. The first two
 #: need tens of full gradients per point.
@@ -54,7 +54,7 @@ Row = dict[str, float | int | str]
 
 
 class Options(NamedTuple):
-    """Options of :func:`measure`.
+    """Options of :func:`estimate`.
 
     Attributes:
         points: number of points of the run, evenly spaced from the first to the last round.
@@ -72,11 +72,11 @@ class Options(NamedTuple):
     of: tuple[str, ...] = ALL
 
 
-def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
+def estimate(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
     """Run the job and estimate the constants at ``options.points`` of its points. Collective.
 
     Returns:
-        A title under "mpifed measure", the numbers of clients and samples, and ``rows``: on rank 0 one row
+        A title under "mpifed estimate", the numbers of clients and samples, and ``rows``: on rank 0 one row
         per point and client and one row "all" per point, on other ranks an empty list.
 
     Raises:
@@ -96,7 +96,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
                     simulation.step()
                 rows += estimator.estimate(r, simulation.point())
     return {
-        "mpifed measure": title(config.algorithm) + " on " + title(config.problem),
+        "mpifed estimate": title(config.algorithm) + " on " + title(config.problem),
         "clients": config.problem.clients,
         "samples": options.samples,
         "top": options.top or top_values(options.samples),

@@ -1,4 +1,4 @@
-"""Output of ``mpifed measure``: printed tables, a CSV file, a JSON file and a figure."""
+"""Output of ``mpifed estimate``: printed tables, a CSV file, a JSON file and a figure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def print_tables(found: dict[str, Any]) -> None:
     rows, last = found["rows"], found["rows"][-1]["round"]
     everyone = [row for row in rows if row["client"] == "all"]
     clients = [row for row in rows if row["client"] != "all" and row["round"] == last]
-    _print(console, f"{found['mpifed measure']}: all clients", "round", everyone)
+    _print(console, f"{found['mpifed estimate']}: all clients", "round", everyone)
     _print(console, f"each client after round {last}", "client", clients[:CLIENTS])
     if len(clients) > CLIENTS:
         console.print(f"... and {len(clients) - CLIENTS} more clients, in {ASSUMPTION_FILES[0]}")
@@ -153,7 +153,7 @@ def _draw(found: dict[str, Any], path: Path) -> None:
                 low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
         finish_panel(axes, name, [row.get(name, math.nan) for row in rows])
-    figure.suptitle(escape_mathtext(found["mpifed measure"]), fontsize=10)
+    figure.suptitle(escape_mathtext(found["mpifed estimate"]), fontsize=10)
     figure.savefig(path, format="png", metadata=PNG_METADATA)
 
 

@@ -41,7 +41,7 @@ LOG_MAGIC, LOCK_MAGIC = b"mpifed log of rank ", b"process "
 TRIALS, TRIED, SEARCH_RESULT = "trials", "tried.csv", "tried.json"
 #: Files of a report. Some of them require metrics or several runs.
 REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
-#: Files of ``mpifed measure``.
+#: Files of ``mpifed estimate``.
 ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
 #: Metadata of PNG figures.
 PNG_METADATA = {"Software": "mpifed"}
@@ -101,7 +101,7 @@ _NAMES = _RUN | {
     re.compile(r"table\.csv"): _begins(b"name,", b",stopped\n"),
     re.compile(r"settings\.csv"): _begins(b"method,", b",runs,diverged,not finished"),
     re.compile(r"assumptions\.csv"): _begins(b"round,client,"),
-    re.compile(r"assumptions\.json"): _begins(b'{\n "mpifed measure": '),
+    re.compile(r"assumptions\.json"): _begins(b'{\n "mpifed '),
 }
 
 

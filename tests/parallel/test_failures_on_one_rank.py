@@ -13,7 +13,7 @@ from mpifed.base.errors import ContractError
 from mpifed.cli import check, selftest
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
-from mpifed.diagnostics.assumptions import Options, measure
+from mpifed.diagnostics.assumptions import Options, estimate
 from mpifed.parallel.comm import CollectiveError
 from mpifed.storage import checkpoint
 from mpifed.tuning import tuner
@@ -63,7 +63,7 @@ def tested(comm, out):
 ACTIONS = {
     "run": lambda comm, out: mpifed.run(job(out), comm),
     "continue": lambda comm, out: mpifed.run(job(out, rounds=3), comm),
-    "estimate": lambda comm, out: measure(
+    "estimate": lambda comm, out: estimate(
         comm, Config.from_table(job(out)), Options(points=1, samples=10, of=("noise",))
     ),
     "search": search,

@@ -1,4 +1,4 @@
-"""``mpifed measure`` on problems with known constants and noise distributions."""
+"""``mpifed estimate`` on problems with known constants and noise distributions."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from mpifed.algorithms import FSGDA, LSGD
 from mpifed.core.estimates import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.streams import generator
-from mpifed.diagnostics.assumptions import ALL, Options, measure
+from mpifed.diagnostics.assumptions import ALL, Options, estimate
 from mpifed.diagnostics.output import finish_panel
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import WGAN, AffineGame, FairClassification, QuadraticNCPL, Saddle
@@ -31,7 +31,7 @@ def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weight
     config = configuration(
         algorithm, problem, "unused", rounds=rounds, noise=noise or 0, batch_size=batch_size, weights=weights
     )
-    found = measure(COMM, config, Options(**{"points": 2, "samples": 20} | options))
+    found = estimate(COMM, config, Options(**{"points": 2, "samples": 20} | options))
     return {(row["round"], row["client"]): row for row in found["rows"]}, config.problem
 
 
@@ -208,7 +208,7 @@ dtype = "float64"
 def invoke(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(JOB + 'out = "runs/one"\n')
-    words = ["measure", "job.toml", "--points", "2", "--samples", "12", "--iterations", "2"]
+    words = ["estimate", "job.toml", "--points", "2", "--samples", "12", "--iterations", "2"]
     return partial(commands.invoke, *words, standalone_mode=False)
 
 

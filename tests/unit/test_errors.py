@@ -253,7 +253,7 @@ LONG_FILES = {
 
 
 @pytest.mark.parametrize("words", [
-    *([name, LONG] for name in ("resume", "status", "report", "measure", "tune", "sweep", "info")),
+    *([name, LONG] for name in ("resume", "status", "report", "estimate", "tune", "sweep", "info")),
     *(["status", f"a/{LONG}/b"], ["status", f"{LONG}.toml"], ["export", LONG, "--to", "w.safetensors"]),
     *(["new", kind, LONG] for kind in ("job", "method", "problem")),
     *([name, f"{name}.toml", f"run.out={LONG}"] for name in ("run", "sweep", "tune")),

@@ -17,7 +17,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.core.metrics import Column
 from mpifed.core.solvers import Budget
 from mpifed.core.streams import generator
-from mpifed.diagnostics.assumptions import Options, measure
+from mpifed.diagnostics.assumptions import Options, estimate
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle
 from mpifed.simulation.full_data import TAIL, FullData
@@ -282,10 +282,10 @@ def test_measures_are_nan_if_the_gradient_is_not_finite():
 
 
 def test_the_tail_of_the_noise():
-    """The same values as ``mpifed measure`` after the same round."""
+    """The same values as ``mpifed estimate`` after the same round."""
     simulation = simulated(Game(), ["tail"], batch_size=2, samples=40)
     found = simulation.evaluate()
-    rows = measure(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
+    rows = estimate(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
     (row,) = [row for row in rows if row["client"] == "all" and row["round"] == 1]
     assert 0 < found["tail_low"] < found["tail"] < found["tail_high"]
     assert {name: row[name] for name in TAIL} == {name: found[name] for name in TAIL}

@@ -87,7 +87,7 @@ def plant(folder, seed=0, stopped=EVIL, method=EVIL):
     *(["report", EVIL, "--out", "out"], ["report", "--cite", EVIL]),
     *([name, f"{EVIL}/{EVIL}0"] for name in ("resume", "info")),
     ["export", f"{EVIL}/{EVIL}0", "--to", "m.safetensors"],
-    *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "measure", "launch")),
+    *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "estimate", "launch")),
     ["check", f"./{EVIL}.py:{EVIL}"],
 ], ids=lambda words: words[0])  # fmt: skip
 def test_commands_escape_control_characters(command, tmp_path, monkeypatch, words):

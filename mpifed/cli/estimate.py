@@ -1,4 +1,4 @@
-"""``mpifed measure``: estimates of the constants in the assumptions of theorems along a run."""
+"""``mpifed estimate``: estimates of the constants in the assumptions of theorems along a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpifed.cli.output import echo
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
 
-__all__ = ["measure"]
+__all__ = ["estimate"]
 
 
 @click.command(cls=JobCommand)
@@ -47,7 +47,7 @@ __all__ = ["measure"]
     type=click.Choice(["L", "pl", "noise"]),
     help="Estimates to compute; may be repeated. `noise` is the cheapest.  [default: all]",
 )
-def measure(job, overrides, points, samples, top, iterations, of):
+def estimate(job, overrides, points, samples, top, iterations, of):
     """Estimate Lipschitz and PL constants, noise, heterogeneity and tail indices along the run of JOB.
 
     The job is executed again, in one process or under mpirun. KEY=VALUE changes settings. Tables are printed,
@@ -55,7 +55,7 @@ def measure(job, overrides, points, samples, top, iterations, of):
     """
     from mpifed.config.job import Config
     from mpifed.diagnostics.assumptions import ALL, Options
-    from mpifed.diagnostics.assumptions import measure as measure_job
+    from mpifed.diagnostics.assumptions import estimate as estimate_job
     from mpifed.diagnostics.output import print_tables, write
 
     comm = world()
@@ -66,7 +66,7 @@ def measure(job, overrides, points, samples, top, iterations, of):
         folder = Path(config.run.out)
         if comm.rank == 0:
             _prepare_folder(folder)
-    estimates = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
+    estimates = estimate_job(comm, config, Options(points, samples, top, iterations, of or ALL))
     with collective_errors(comm, ConfigError):
         if comm.rank == 0:
             print_tables(estimates)
