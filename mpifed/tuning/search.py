@@ -24,7 +24,7 @@ from mpifed.config.space import Range
 from mpifed.config.tuning import Study
 from mpifed.report.statistics import ranking_key
 from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
-from mpifed.tuning.trials import Probe, Request, TrialOutcome
+from mpifed.tuning.trials import Preview, Request, TrialOutcome
 
 __all__ = ["Search", "Trial", "rung_rounds"]
 
@@ -86,7 +86,7 @@ class Search:
         study: the method, the task and the search space.
         seeds: number of seeds.
         budget: oracle calls.
-        probe: costs and metrics of the method.
+        preview: costs and metrics of the method.
         sign: 1 if the metric is minimised, -1 if it is maximised.
         min_rounds: least number of rounds of the shortest runs.
 
@@ -96,8 +96,10 @@ class Search:
         dropped: trials that have ended since the caller last cleared the list, to delete their checkpoints.
     """
 
-    def __init__(self, study: Study, seeds: int, budget: int, probe: Probe, sign: int, min_rounds: int = 1):
-        self.study, self.budget, self.probe, self.sign = study, budget, probe, sign
+    def __init__(
+        self, study: Study, seeds: int, budget: int, preview: Preview, sign: int, min_rounds: int = 1
+    ):
+        self.study, self.budget, self.preview, self.sign = study, budget, preview, sign
         self.seeds = [study.seed + k for k in range(seeds)]
         self.rungs = rung_rounds(study.rounds, min_rounds)
         self.open = dict(study.space.open)
@@ -168,7 +170,7 @@ class Search:
         """Return an upper bound of the oracle calls of a bracket of ``count`` settings."""
         total = before = 0
         for rounds, seeds in stages:
-            calls = seeds * self.probe.calls(rounds)
+            calls = seeds * self.preview.calls(rounds)
             total += count * (calls - before)
             before, count = calls, _survivors(count)
         return total

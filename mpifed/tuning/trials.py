@@ -1,4 +1,4 @@
-"""The computations of a search: the probe, which measures the cost of a method, and the trial runs."""
+"""The computations of a search: the preview, which measures the cost of a method, and the trial runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpifed.storage.folder import Folder
 from mpifed.storage.results import RunData, load
 
 __all__ = [
-    "IndependentComm", "TrialOutcome", "Probe", "Request", "delete_checkpoints", "probe", "run_trial",
+    "IndependentComm", "TrialOutcome", "Preview", "Request", "delete_checkpoints", "preview", "run_trial",
     "trial_folder",
 ]  # fmt: skip
 
@@ -65,7 +65,7 @@ class TrialOutcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Probe:
+class Preview:
     """Costs and metrics of a method for a task, measured in two rounds.
 
     Attributes:
@@ -81,8 +81,8 @@ class Probe:
     data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_table(cls, table: dict[str, Any]) -> Probe:
-        """Read a probe from the JSON text of its fields."""
+    def from_table(cls, table: dict[str, Any]) -> Preview:
+        """Read a preview from the JSON text of its fields."""
         return cls(**table | {"columns": {name: Column(*one) for name, one in table["columns"].items()}})
 
     def calls(self, rounds: int) -> int:
@@ -111,7 +111,7 @@ class Probe:
         return validation_column(metric, self.columns) or metric
 
 
-def probe(study: Study, comm: SerialComm) -> Probe:
+def preview(study: Study, comm: SerialComm) -> Preview:
     """Start the method, evaluate the metrics and compute two rounds, without writing files.
 
     Raises:
@@ -121,11 +121,11 @@ def probe(study: Study, comm: SerialComm) -> Probe:
     *first, last = study.space.costly_candidates()
     for settings in first:
         with contextlib.suppress(NonFiniteError):
-            return _probe(study, settings, comm)
-    return _probe(study, last, comm)
+            return _preview(study, settings, comm)
+    return _preview(study, last, comm)
 
 
-def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
+def _preview(study: Study, settings: dict[str, Any], comm: SerialComm) -> Preview:
     simulation = Simulation.from_settings(study.config(settings), comm)
     with simulation:
         simulation.start()
@@ -133,7 +133,7 @@ def _probe(study: Study, settings: dict[str, Any], comm: SerialComm) -> Probe:
         simulation.step()
         first_calls = simulation.costs.oracle_calls
         simulation.step()
-    return Probe(
+    return Preview(
         first_calls,
         simulation.costs.oracle_calls - first_calls,
         simulation.columns,

@@ -25,11 +25,11 @@ from mpifed.tuning.results import SearchResult, discard, read, result_of, store,
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import (
     IndependentComm,
-    Probe,
+    Preview,
     Request,
     TrialOutcome,
     delete_checkpoints,
-    probe,
+    preview,
     run_trial,
     trial_folder,
 )
@@ -46,15 +46,15 @@ class Interrupted(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Probe, budget in oracle calls, and selection metric of a study."""
+    """Preview, budget in oracle calls, and selection metric of a study."""
 
-    probe: Probe
+    preview: Preview
     budget: int
     metric: str
 
     @property
     def sign(self) -> int:
-        return -1 if self.probe.columns[self.metric].maximised else 1
+        return -1 if self.preview.columns[self.metric].maximised else 1
 
 
 def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[SearchResult | None]:
@@ -83,23 +83,23 @@ def plan(tuning: Tuning, comm: SerialComm) -> list[Plan]:
     Raises:
         CollectiveError: a study cannot be run, or settings must not be selected by the metric.
     """
-    probes = _probes(tuning, comm)
+    previews = _previews(tuning, comm)
     with collective_errors(comm, ConfigError):
-        return _plans(tuning, probes)
+        return _plans(tuning, previews)
 
 
-def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
-    """Probe all studies, distributed over the ranks. Collective."""
+def _previews(tuning: Tuning, comm: SerialComm) -> list[Preview]:
+    """Preview all studies, distributed over the ranks. Collective."""
     independent, measured = IndependentComm(comm), {}
     with collective_errors(comm, *_ERRORS):
         for number in range(comm.rank, len(tuning.studies), comm.size):
-            measured[number] = asdict(probe(tuning.studies[number], independent))
+            measured[number] = asdict(preview(tuning.studies[number], independent))
     texts = [broadcast_text(comm, json.dumps(measured), root) for root in range(comm.size)]
     found = {int(number): values for text in texts for number, values in json.loads(text).items()}
-    return [Probe.from_table(found[number]) for number in range(len(tuning.studies))]
+    return [Preview.from_table(found[number]) for number in range(len(tuning.studies))]
 
 
-def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:
+def _plans(tuning: Tuning, previews: list[Preview]) -> list[Plan]:
     """Return a plan per study.
 
     The budget is the cost of ``tune.runs`` runs of the task's costliest method; if it is proportional, times
@@ -107,16 +107,16 @@ def _plans(tuning: Tuning, probes: list[Probe]) -> list[Plan]:
     """
     full: dict[str, int] = {}
     fewest: dict[str, int] = {}
-    for study, study_probe in zip(tuning.studies, probes):
-        full[study.task] = max(full.get(study.task, 0), study_probe.calls(study.rounds))
+    for study, study_preview in zip(tuning.studies, previews):
+        full[study.task] = max(full.get(study.task, 0), study_preview.calls(study.rounds))
         if count := len(study.space.open):
             fewest[study.task] = min(fewest.get(study.task, count), count)
     plans = []
-    for study, study_probe in zip(tuning.studies, probes):
+    for study, study_preview in zip(tuning.studies, previews):
         budget = tuning.tune.runs * full[study.task]
         if tuning.tune.budget == "proportional" and study.space.open:
             budget = budget * len(study.space.open) // fewest[study.task]
-        plans.append(Plan(study_probe, budget, study_probe.selection_metric(tuning.tune.metric)))
+        plans.append(Plan(study_preview, budget, study_preview.selection_metric(tuning.tune.metric)))
     return plans
 
 
@@ -127,7 +127,7 @@ def _digest(study: Study, plan: Plan, tune: Tune) -> str:
     table["run"] = {key: value for key, value in table["run"].items() if key not in files}
     parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, tune.seeds]
     parts += [tune.min_rounds] if tune.min_rounds > 1 else []
-    parts += [plan.probe.data] if plan.probe.data else []
+    parts += [plan.preview.data] if plan.preview.data else []
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
@@ -149,7 +149,7 @@ class _Searches:
                     discard(tuning, study)
                 if read(tuning, study, self.digests[number]) is None:
                     self.searches[number] = Search(
-                        study, tune.seeds, plan.budget, plan.probe, plan.sign, tune.min_rounds
+                        study, tune.seeds, plan.budget, plan.preview, plan.sign, tune.min_rounds
                     )
                     self.steps[number] = self.searches[number].requests()
 
@@ -227,7 +227,7 @@ class _Searches:
 
     def _jobs_of_this_rank(self, jobs: list[tuple[int, Request]]) -> list[int]:
         """Return the indices of this rank's jobs: longest first, each for the rank with the least load."""
-        lengths = [self.plans[number].probe.later_calls * request.rounds for number, request in jobs]
+        lengths = [self.plans[number].preview.later_calls * request.rounds for number, request in jobs]
         load, selected = [0] * self.comm.size, []
         for number in sorted(range(len(jobs)), key=lambda index: (-lengths[index], index)):
             rank = load.index(min(load))

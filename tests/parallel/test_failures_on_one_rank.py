@@ -95,7 +95,7 @@ PLACES = [
     ("estimate", f"{SIMULATION}Allocation", ContractError, "last"),
     ("estimate", "mpifed.diagnostics.assumptions:_Estimator._local_clients", ValueError, "last"),
     ("search", "mpifed.tuning.tuner:discard", OSError, "first"),
-    ("search", "mpifed.tuning.tuner:probe", OSError, "first"),
+    ("search", "mpifed.tuning.tuner:preview", OSError, "first"),
     ("search", "mpifed.tuning.tuner:store", OSError, "first"),
     ("check", "mpifed.cli.check:differ", AssertionError, "last"),
     ("check", "mpifed.cli.check_runs:tempfile.TemporaryDirectory", OSError, "last"),

@@ -23,7 +23,7 @@ from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
 from mpifed.tuning.results import SEED_OFFSET
-from mpifed.tuning.trials import Probe
+from mpifed.tuning.trials import Preview
 
 JOB = """
 # Two methods on a saddle; a round of the first costs twice as much.
@@ -264,7 +264,7 @@ def test_metrics_whose_names_begin_like_a_split_are_metrics_of_test_data():
     with Simulation(Own(clients=2), FGDA(q=1, gamma=0.1, lam=0.1)) as simulation:
         simulation.start()
         simulation.evaluate()
-        found = Probe(1, 1, simulation.columns)
+        found = Preview(1, 1, simulation.columns)
     assert found.selection_metric(None) == "loss", "it has no validation split"
     with pytest.raises(ConfigError, match="train_score is a metric of the test data"):
         found.selection_metric("train_score")
@@ -309,14 +309,14 @@ def test_a_metric_of_test_data_is_refused(tmp_path):
     text = error_of("tune", job, "problem.validation=0.2", "tune.metric=acu")
     assert "no metric 'acu': did you mean 'auc'" in text
     columns = (Column("auc", "test"), Column("auc", "validation"), Column("stationarity"))
-    known = Probe(1, 1, {column.name: column for column in columns})
+    known = Preview(1, 1, {column.name: column for column in columns})
     assert known.selection_metric(None) == "validation_auc"
     assert known.selection_metric("stationarity") == "stationarity"
 
 
-def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, monkeypatch):
+def test_a_method_that_diverges_at_its_smallest_values_is_tried_at_others(job, monkeypatch):
     """The smallest floor of an adaptive matrix makes the steps largest."""
-    seen, study, whole = [], tuning(job).studies[0], trials._probe
+    seen, study, whole = [], tuning(job).studies[0], trials._preview
 
     def diverges_once(study, settings, comm):
         seen.append(settings["lam"])
@@ -324,14 +324,14 @@ def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, 
             raise NonFiniteError("in round 1")
         return whole(study, settings, comm)
 
-    monkeypatch.setattr(trials, "_probe", diverges_once)
-    assert trials.probe(study, SerialComm()).columns and seen == [1e-3, 0.5]
+    monkeypatch.setattr(trials, "_preview", diverges_once)
+    assert trials.preview(study, SerialComm()).columns and seen == [1e-3, 0.5]
 
 
 def test_a_method_that_diverges_at_all_values_is_refused(job):
     wild = tuning(job, ["tune.methods=[{name='LocalSGDA', q=2, eta_x={low=1e250, high=1e260}, eta_y=0.1}]"])
     with pytest.raises(NonFiniteError, match="non-finite"):
-        trials.probe(wild.studies[0], SerialComm())
+        trials.preview(wild.studies[0], SerialComm())
 
 
 TRAINED = """
@@ -357,7 +357,7 @@ def test_metrics_of_training_data_may_select_settings(problem, method, trained, 
     job = TRAINED.format(problem=problem, method=method, out=tmp_path / "out")
     (tmp_path / "job.toml").write_text(job)
     (study,) = tuning(tmp_path / "job.toml").studies
-    found = trials.probe(study, SerialComm())
+    found = trials.preview(study, SerialComm())
     assert {*trained, *tested} == {*found.columns}
     assert [found.selection_metric(name) for name in trained] == [*trained]
     for name in tested:

@@ -14,7 +14,7 @@ from mpifed.config.space import Choice, Range
 from mpifed.core.metrics import Column
 from mpifed.tuning.results import result_of
 from mpifed.tuning.search import Search, rung_rounds
-from mpifed.tuning.trials import Probe, TrialOutcome
+from mpifed.tuning.trials import Preview, TrialOutcome
 
 ROUNDS = 180
 
@@ -31,7 +31,7 @@ def search(
     study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(study, seeds, runs * rounds * each, Probe(each, each, {"m": Column("m")}), sign, least)
+    found = Search(study, seeds, runs * rounds * each, Preview(each, each, {"m": Column("m")}), sign, least)
     steps, outcomes = found.requests(), None
     while True:
         try:
