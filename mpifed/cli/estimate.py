@@ -76,10 +76,10 @@ def estimate(job, overrides, points, samples, top, iterations, of):
 
 def _prepare_folder(folder: Path) -> None:
     """Create the folder, and raise a ConfigError if a file of the user would be replaced."""
-    from mpifed.storage.files import ASSUMPTION_FILES, refuse_foreign
+    from mpifed.storage.files import ASSUMPTION_FILES, expect_own
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_foreign(folder / name for name in ASSUMPTION_FILES)
+        expect_own(folder / name for name in ASSUMPTION_FILES)
     except OSError as error:
         raise ConfigError(f"cannot write to run.out = {folder}: {error.strerror}") from None

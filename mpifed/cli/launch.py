@@ -170,7 +170,7 @@ def _sbatch_options(command):
     return command
 
 
-def _validate_setup(ctx, parameter, value):
+def _expect_setup(ctx, parameter, value):
     """Refuse incomplete lines of shell: an unclosed quote would include the rest of the script."""
     text = "\n".join(value)
     if re.search(r"^#SBATCH", text, re.M) or "\r" in text or re.search(r"(?<!\\)(\\\\)*\\$", text):
@@ -246,7 +246,7 @@ def _validate_setup(ctx, parameter, value):
     "--setup",
     multiple=True,
     metavar="LINE",
-    callback=_validate_setup,
+    callback=_expect_setup,
     help='Line of shell to execute first, e.g. "module load cuda".',
 )
 @click.option(

@@ -53,7 +53,7 @@ from mpifed.cli.tune import tune
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early_signal, hold_signals, release_signals
-from mpifed.storage.files import REPORT_FILES, refuse_foreign
+from mpifed.storage.files import REPORT_FILES, expect_own
 
 __all__ = ["main"]
 
@@ -224,7 +224,7 @@ def _execute(comm, job, report_in: str | None) -> None:
     """Run a job; then, on rank 0, write a report to the folder ``report_in`` unless it is ``None``."""
     with collective_errors(comm, ValueError):
         if comm.rank == 0 and report_in is not None:
-            refuse_foreign(Path(report_in, name) for name in REPORT_FILES)
+            expect_own(Path(report_in, name) for name in REPORT_FILES)
     try:
         result = job()
     except (Stopped, KeyboardInterrupt) as signalled:

@@ -367,7 +367,7 @@ class Participation(Section):
             )
         return self
 
-    def validate_clients(self, clients: int) -> None:
+    def expect_clients(self, clients: int) -> None:
         """Validate the settings for a number of clients.
 
         Raises:

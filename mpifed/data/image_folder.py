@@ -72,7 +72,7 @@ class _Folder:
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         path = self.path / name
-        _check_length(path.stat().st_size)
+        _expect_length(path.stat().st_size)
         return path.read_bytes()
 
 
@@ -116,7 +116,7 @@ class _Archive:
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        _check_length(self._members[name].file_size)  # no more bytes than stated are read
+        _expect_length(self._members[name].file_size)  # no more bytes than stated are read
         return self._content.read(self._members[name])
 
 
@@ -326,7 +326,7 @@ def _is_official(name: str) -> bool:
     return name == _ANNOTATIONS or name.endswith("_boxes.txt") or name.startswith("test/images/")
 
 
-def _check_length(length: int) -> None:
+def _expect_length(length: int) -> None:
     if length > _LARGEST:
         raise ValueError(f"{length} bytes, more than {_LARGEST}")
 

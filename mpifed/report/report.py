@@ -32,9 +32,9 @@ from mpifed.report.tables import (
 from mpifed.storage.files import (
     REPORT_FILES,
     REPORT_MARK,
+    expect_own,
     expect_writable,
     is_paper,
-    refuse_foreign,
     replacing,
 )
 from mpifed.storage.results import find_runs, load
@@ -119,7 +119,7 @@ def report(
     """
     out, settings = Path(expect_output_folder(out)), settings_of([load(path) for path in find_runs(places)])
     rule.check(settings)
-    refuse_foreign(out / name for name in REPORT_FILES)
+    expect_own(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)
     wanted = paper.writers(chosen, rule) if paper else {}
     files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted

@@ -26,7 +26,7 @@ from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
 __all__ = [
-    "StoredSettings", "check_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
+    "StoredSettings", "expect_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
     "has_ended", "has_same_data", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
@@ -146,7 +146,7 @@ def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Resu
             f"{path} contains a checkpoint of {other}. Choose another run.out, set run.overwrite=true to "
             f"start over, or change settings during the run with `mpifed resume {path} KEY=VALUE`"
         )
-    check_rounds(saved.round, config)
+    expect_rounds(saved.round, config)
     return saved
 
 
@@ -168,7 +168,7 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
     if not folder.checkpoints():
         raise ValueError(_not_resumable(folder, config))
     saved = _newest(folder)
-    check_rounds(saved.round, config)
+    expect_rounds(saved.round, config)
     old, new = _settings_in_header(saved), config.table()
     _expect_reproducible(old, config)
     if changed := [key for key in ("seed", "problem") if old[key] != new[key]]:
@@ -187,7 +187,7 @@ def _complete_result(folder: Folder, config: Config) -> Result | None:
     if run is None or run.end is None:
         return None
     if not run.diverged:
-        check_rounds(run.last_round, config)
+        expect_rounds(run.last_round, config)
     if not has_ended(run, config) or (run.diverged and folder.checkpoints()):
         return None
     _expect_same_data(run, config)
@@ -240,7 +240,7 @@ def has_ended(run: RunData, config: Config) -> bool:
     return run.diverged or bool(final_end(run.end, run.last_round, run.config, config))
 
 
-def check_rounds(round: int, config: Config) -> None:
+def expect_rounds(round: int, config: Config) -> None:
     """Check that a run that has completed ``round`` has not passed the last round of ``config``.
 
     Raises:

@@ -191,7 +191,7 @@ class SimulationSettings(Strict, BaseModel):
     @model_validator(mode="after")
     def _participation_fits(self):
         algorithm, clients = self.algorithm, self.problem.clients
-        self.participation.validate_clients(clients)
+        self.participation.expect_clients(clients)
         partial = self.participation.partial_setting(clients)
         if partial and not algorithm.partial_participation:
             fields = ", ".join(stored_fields(algorithm))

@@ -101,7 +101,7 @@ class Allocation:
         regularize: Regularize | None = None,
     ):
         self._method, self._problem, self.blocks = method, problem, problem.variables()
-        self._check_blocks()
+        self._expect_blocks()
         layouts = _layouts(method, problem, regularize)
         self.shared = Observed(layouts.shared, layouts.shared.state((), dtype, device).buffer)
         self.clients = layouts.client.state((clients,), dtype, device)
@@ -114,7 +114,7 @@ class Allocation:
         """Lay out a record of the method, such as a message."""
         return _layout(record, self._method, self._problem)
 
-    def _check_blocks(self) -> None:
+    def _expect_blocks(self) -> None:
         fields, problem = (
             self._method.client.fields | self._method.shared.fields,
             type(self._problem).__name__,

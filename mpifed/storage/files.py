@@ -25,7 +25,7 @@ __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC", "LOCK_FILE",
     "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE",
     "SEARCH_RESULT", "TRIALS", "TRIED", "checkpoints", "expect_writable", "is_figure", "is_own", "is_paper",
-    "is_weights", "logs", "no_link", "open_file", "rank_of", "refuse_foreign", "remove_leftovers",
+    "is_weights", "logs", "no_link", "open_file", "rank_of", "expect_own", "remove_leftovers",
     "replacing", "round_of", "run_files", "sync", "writing",
 ]  # fmt: skip
 
@@ -146,7 +146,7 @@ def is_own(path: Path, signature: Signature | None = None) -> bool:
     return not head.strip(b"\0") or (signature or _signature(path.name))(head)
 
 
-def refuse_foreign(paths: Iterable[Path], signature: Signature | None = None) -> None:
+def expect_own(paths: Iterable[Path], signature: Signature | None = None) -> None:
     """Raise a :class:`ConfigError` if one of the paths exists and is not a file of this package."""
     for path in paths:
         if not is_own(path, signature) and os.path.lexists(path):  # another run may remove it in between
@@ -171,7 +171,7 @@ def expect_writable(path: str | Path, signature: Signature) -> None:
     path = Path(path)
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
-    refuse_foreign([path], signature)
+    expect_own([path], signature)
 
 
 def run_files(folder: Path) -> list[Path]:

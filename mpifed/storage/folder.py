@@ -19,10 +19,10 @@ from mpifed.storage.files import (
     LOG_FOLDER,
     RUN_FILE,
     checkpoints,
+    expect_own,
     is_own,
     no_link,
     open_file,
-    refuse_foreign,
     remove_leftovers,
     run_files,
     sync,
@@ -83,7 +83,7 @@ class Folder:
         """Try to lock the folder. Return False if the caller should try again."""
         if create and not self.path.is_dir():
             self._create()
-        refuse_foreign(run_files(self.path))
+        expect_own(run_files(self.path))
         self._lock = open(self.path / LOCK_FILE, "a+b", buffering=0, opener=no_link)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -320,7 +320,7 @@ def test_methods_for_full_participation_refuse_partial_participation(settings):
 def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     """It is the sum of memory that refuses it."""
     settings = Participation(availability=law, dropout=0.1)
-    settings.validate_clients(10**15)
+    settings.expect_clients(10**15)
     assert settings.expected_reports(10**15) > 10**14 and settings.partial_setting(10**15)
     Participants(settings, SEED, Game(clients=10**15))
 

@@ -17,8 +17,8 @@ from mpifed.storage.files import (
     CHECKPOINT_MAGIC,
     HISTORY_MAGIC,
     REPORT_FILES,
+    expect_own,
     is_paper,
-    refuse_foreign,
     replacing,
 )
 from mpifed.storage.folder import Folder
@@ -104,7 +104,7 @@ def test_what_is_foreign(out, kind):
     for name in (*RUN_NAMES, *REPORT_FILES, *ASSUMPTION_FILES):
         TYPES[kind](out / name)
         with pytest.raises(ConfigError, match=f"{name} is {described} and would be replaced: move it away"):
-            refuse_foreign([out / name])
+            expect_own([out / name])
 
 
 def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypat
         return os.open(path, flags)
 
     monkeypatch.setattr("mpifed.storage.files.no_link", removed)
-    refuse_foreign([out / "checkpoint-00000001.h5"])
+    expect_own([out / "checkpoint-00000001.h5"])
 
 
 @pytest.mark.parametrize("name", [*RUN_NAMES, *REPORT_FILES])
