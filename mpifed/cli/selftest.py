@@ -95,7 +95,7 @@ class _Checks:
             if comm.rank == 0 and self.folder:
                 shutil.rmtree(self.folder)
         if alone:
-            self._expect_launched()
+            self._check_launch()
         return not self.failed
 
     def _check_runs(self, alone: bool) -> None:
@@ -108,7 +108,7 @@ class _Checks:
         remedy = "install a PyTorch build for this driver, or set run.device = 'cpu'"
         self.check("GPU", lambda: _gpu(comm, self.folder), remedy)
 
-    def _expect_launched(self) -> None:
+    def _check_launch(self) -> None:
         if not self.check("MPI library", _library, ""):
             return
         if not self.check("launcher", _launcher, "put the mpirun of mpi4py's MPI library first on PATH"):

@@ -26,8 +26,8 @@ from mpifed.storage.results import End, RunData, class_name, load_if_valid
 from mpifed.storage.status import is_run
 
 __all__ = [
-    "StoredSettings", "expect_rounds", "complete", "final_end", "final_results", "find_saved", "find_settings",
-    "has_ended", "has_same_data", "open_for_resume", "open_for_run", "results_of",
+    "StoredSettings", "complete", "expect_rounds", "final_end", "final_results", "find_saved",
+    "find_settings", "has_ended", "has_same_data", "open_for_resume", "open_for_run", "results_of",
 ]  # fmt: skip
 
 #: Sections that may differ when a job is continued, because they do not determine what it computes.
