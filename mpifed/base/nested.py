@@ -19,7 +19,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """Return the same nested lists, tuples and dictionaries with the results of a function of their values.
+    """Return nested lists, tuples and dictionaries with the results of a function of their values.
 
     Args:
         others: containers of the same form, whose values are further arguments of the function.
@@ -28,5 +28,7 @@ def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
         return {key: mapped(function, value[key], *(other[key] for other in others)) for key in value}
     if isinstance(value, list | tuple):
         parts = [mapped(function, *values) for values in zip(value, *others, strict=True)]
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
         return parts if isinstance(value, list) else tuple(parts)
     return function(value, *others)

@@ -57,7 +57,7 @@ class DeviceStream(Stream):
         return torch.arange(start, stop, device=self._device)
 
     def _per_client(self, values) -> torch.Tensor:
-        return to_device(np.array(values, dtype=np.int64), self._device)[..., None, None]
+        return to_device(np.array(values, dtype=np.int64).reshape(-1, 1, 1), self._device)
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.special.ndtri(self.uniform(*shape))

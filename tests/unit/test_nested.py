@@ -17,3 +17,5 @@ def test_functions_of_values_in_containers():
     value, other = {"a": [1, (2, 3)]}, {"a": [10, (20, 30)]}
     assert mapped(lambda *values: sum(values), value, other) == {"a": [11, (22, 33)]}
     assert mapped(str, 4) == "4"
+    pair = mapped(abs, Pair(-1, [-2]))
+    assert pair == Pair(1, [2]) and type(pair) is Pair
