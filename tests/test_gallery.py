@@ -26,7 +26,7 @@ from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS
-from mpifed.tuning.trials import probe
+from mpifed.tuning.trials import preview
 
 ROOT = Path(__file__).parent.parent
 JOBS = {path.stem: path for path in sorted((ROOT / "jobs/gallery").glob("*.toml"))}
@@ -84,10 +84,10 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
 
 @pytest.mark.parametrize("problem", JOBS)
 def test_a_job_has_a_metric_for_selection(problem):
-    """One method of each family is probed, since a minimax problem is another object as a game."""
+    """One method of each family is tried, since a minimax problem is another object as a game."""
     search = tuning(JOBS[problem])
     for study in {ALGORITHMS[study.space.name].family: study for study in search.studies}.values():
-        assert probe(study, SerialComm()).selection_metric(search.tune.metric)
+        assert preview(study, SerialComm()).selection_metric(search.tune.metric)
 
 
 def test_every_problem_has_a_job_or_a_reason():

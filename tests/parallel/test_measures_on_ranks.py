@@ -8,7 +8,7 @@ from games import Game, configuration, started
 
 from mpifed import Config, run
 from mpifed.algorithms import FESSGDA
-from mpifed.diagnostics.assumptions import Options, measure
+from mpifed.diagnostics.assumptions import Options, estimate
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import DeepAUC, FairClassification
 from mpifed.simulation.simulation import Simulation
@@ -60,7 +60,7 @@ def test_the_history_of_a_run(comm, tmp_path_factory):
 @pytest.mark.parametrize("name", ["game", "auc"])
 def test_assumption_estimates(comm, name):
     options = Options(points=2, samples=12, iterations=2)
-    found, alone = (measure(one, job(name, rounds=2), options) for one in (comm, SerialComm()))
+    found, alone = (estimate(one, job(name, rounds=2), options) for one in (comm, SerialComm()))
     if comm.rank == 0:
         assert repr(found) == repr(alone)  # NaN equals NaN in text
     assert comm.rank == 0 or not found["rows"]
@@ -91,4 +91,4 @@ def test_unsupported_problems_are_refused_on_all_ranks(comm):
         Simulation.from_settings(config, comm)
     config = configuration(METHOD, problem("WGAN"), "unused")
     with pytest.raises(CollectiveError, match="WGAN generates its samples"):
-        measure(comm, config, Options())
+        estimate(comm, config, Options())
