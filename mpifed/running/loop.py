@@ -153,6 +153,7 @@ class _Run:
         The previous run is replaced only now, when all checks have passed. Collective.
         """
         self.simulation.start()
+        self._seconds = self.simulation.costs.seconds
         self.recorder.record_round()
         self._bar = self._progress()
         end, metrics = self._evaluate()
