@@ -61,11 +61,12 @@ class CheckpointManager:
         self.run, self.folder, self.comm = run, folder, comm
         self.simulation, self.recorder, self.newest = simulation, recorder, 0
         self._history_rows, self._results_size = 0, 0
+        self._sizes = _sizes(simulation)
 
     @property
     def state_bytes(self) -> int:
         """The size in bytes of the state in a checkpoint, without the history."""
-        sizes = _sizes(self.simulation)
+        sizes = self._sizes
         numbers = sizes["shared"] + sizes["coordinator"] + sizes["output"] + math.prod(sizes["clients"])
         numbers += sizes["output"] if self.run.keep_best else 0
         return numbers * np.dtype(sizes["dtype"]).itemsize
@@ -92,10 +93,9 @@ class CheckpointManager:
         expect_same(header["data"], simulation.files)
         self._expect_recorded(header)
         self._expect_same_machine(header)
-        current = _sizes(simulation)
-        if header["sizes"] != current:
+        if header["sizes"] != self._sizes:
             raise CollectiveError(
-                f"the checkpoint does not fit these settings: expected a state of {current}, found "
+                f"the checkpoint does not fit these settings: expected a state of {self._sizes}, found "
                 f"{header['sizes']}"
             )
         arrays, own = simulation.arrays(), simulation.client_rows()
@@ -205,7 +205,7 @@ class CheckpointManager:
                     if has_checkpoint:
                         self._write_history()
                 if has_checkpoint:
-                    snapshot = Snapshot.take(state, self.simulation, self.recorder, end)
+                    snapshot = Snapshot.take(state, self._sizes, self.simulation, self.recorder, end)
                     rows = state["clients"].cpu()
             with collective_errors(self.comm, *_ERRORS):
                 if has_checkpoint:
@@ -322,15 +322,15 @@ class Snapshot:
 
     @classmethod
     def take(
-        cls, state: dict[str, Any], simulation: Simulation, recorder: Recorder, end: End | None
+        cls, state: dict[str, Any], sizes: dict, simulation: Simulation, recorder: Recorder, end: End | None
     ) -> Snapshot:
         """Return a state of :meth:`Simulation.state_dict`. The history must have been gathered."""
-        arrays = {name: state[name] for name in simulation.arrays()}
+        arrays = {name: values for name, values in state.items() if isinstance(values, torch.Tensor)}
         entries = {name: value for name, value in state.items() if name not in {*arrays, "clients"}}
         header = entries | {
             "metrics": list(recorder.metrics),
             "config": simulation.config.table(),
-            "sizes": _sizes(simulation),
+            "sizes": sizes,
             "data": digests(simulation.files),
             "versions": versions(),
             "device": simulation.device.type,
