@@ -51,7 +51,6 @@ class DeviceStream(Stream):
     def __init__(self, stream: Stream, device: torch.device):
         self.__dict__.update(vars(stream))
         self._device = device
-        self._address = self._per_client(self.round), self._per_client(self.clients)
 
     def _range(self, start: int, stop: int) -> torch.Tensor:
         return torch.arange(start, stop, device=self._device)

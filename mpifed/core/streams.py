@@ -93,7 +93,6 @@ class Stream:
         self._key = key(seed, purpose)
         self.clients = np.asarray(clients, dtype=np.int64)
         self.round, self.count, self.first, self._lane = round, count, first, 0
-        self._address = self._per_client(round), self._per_client(self.clients)
         self.of = ""
 
     def _range(self, start: int, stop: int) -> Any:
@@ -109,7 +108,7 @@ class Stream:
         lane = self._range(self._lane, self._lane + lanes)
         index = self._range(self.first, self.first + self.count)[:, None]
         self._lane += lanes
-        words = philox((lane, index, *self._address), self._key)
+        words = philox((lane, index, self._per_client(self.round), self._per_client(self.clients)), self._key)
         return self.math.stack(words, -1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> Any:

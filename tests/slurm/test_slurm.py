@@ -217,9 +217,11 @@ def test_preemption(tmp_path):
     for job in jobs:
         job.until(lambda fields: fields["Restarts"] == "1", 60)
         (job.folder / "hold").unlink()
-    for job in jobs:
+    for job, way in zip(jobs, ways):
         log = completed(job)
-        assert "requeued after exit code 85" in log and "continuing runs/saddle from round" in log, log
+        # MPICH's mpirun itself ends with 255 if a signal reaches it while its ranks end
+        codes = "(85|255)" if way == ("mpich", "mpirun") else "85"
+        assert re.search(f"requeued after exit code {codes}", log) and "continuing runs/saddle from round" in log, log
         np.testing.assert_array_equal(
             point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
         )
