@@ -156,7 +156,8 @@ class CheckpointManager:
 
         Args:
             end: why the run stops here; ``None`` while it continues. A write error while the run continues
-                causes a warning, and the next checkpoint tries again.
+                causes a warning, and the next checkpoint tries again. After non-finite values, no checkpoint
+                is written and a write error is a warning, too.
             metrics: metrics of the output point, at the end.
             signalled: write a checkpoint even if the settings disable them, because a signal ends the run.
 
@@ -164,16 +165,12 @@ class CheckpointManager:
             CollectiveError: the files cannot be written at the end; names the newest checkpoint.
         """
         self.recorder.gather()
-        error = self._write(bool(self.run.checkpoint_every) or signalled, end, metrics)
-        if error and end:
+        diverged = end is not None and end.kind == "diverged"
+        has_checkpoint = (bool(self.run.checkpoint_every) or signalled) and not diverged
+        error = self._write(has_checkpoint, end, metrics)
+        if error and end and not diverged:
             raise CollectiveError(error)
         if error and self.comm.rank == 0:
-            warning(error)
-
-    def save_history(self, end: End) -> None:
-        """Write the results file of a run with non-finite values; its checkpoints remain. Collective."""
-        self.recorder.gather()
-        if (error := self._write(False, end, None)) and self.comm.rank == 0:
             warning(error)
 
     def repair(self, end: End, metrics: dict[str, float]) -> None:

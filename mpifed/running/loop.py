@@ -270,7 +270,7 @@ class _Run:
             yield
         except NonFiniteError as error:
             self._close_bar()
-            self.checkpoints.save_history(End("diverged", str(error)))
+            self.checkpoints.save(End("diverged", str(error)))
             self.call("on_end", {}, str(error))
             raise
         finally:

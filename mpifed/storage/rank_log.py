@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
 import os
 import stat
+import sys
 import warnings
 from pathlib import Path
 
@@ -29,17 +31,6 @@ class _Formatter(logging.Formatter):
         return f"{self.formatTime(record)} {level}{escape_control(super().format(record))}"
 
 
-class _Buffer(logging.Handler):
-    """Collects messages until there is a file."""
-
-    def __init__(self):
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 class _File(logging.StreamHandler):
     """Writes until the first error, which causes a warning and does not end the run."""
 
@@ -57,7 +48,9 @@ class RankLog:
 
     def __init__(self, comm: SerialComm, folder: Path):
         self._comm, self._folder = comm, folder
-        self._handler: logging.Handler = _Buffer()
+        #: Collects messages of all levels until there is a file.
+        self._buffer = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
+        self._handler: logging.Handler = self._buffer
 
     def __enter__(self) -> RankLog:
         self._level, self._show = LOG.level, warnings.showwarning
@@ -108,12 +101,12 @@ class RankLog:
             if self._comm.rank == 0:
                 warning(f"cannot write the log {path}: {error.strerror}; the run continues without it")
             return
-        buffer, self._handler = self._handler, _File(stream)
+        self._handler = _File(stream)
         self._handler.setFormatter(_Formatter())
-        LOG.removeHandler(buffer)
+        LOG.removeHandler(self._buffer)
         LOG.addHandler(self._handler)
-        for record in buffer.records:
-            self._handler.handle(record)
+        self._buffer.setTarget(self._handler)
+        self._buffer.flush()
 
     def _prepare_folder(self) -> str:
         """Create the folder of the logs on rank 0; return why that is not possible, "" if it is."""
