@@ -56,20 +56,6 @@ def _row_bytes(rows: Rows) -> int:
     return rows.shape[1] * rows.dtype.itemsize
 
 
-def write(self, first: int, rows: np.ndarray) -> None:
-        """Replace the rows from ``first`` on."""
-
-
-def _row_spans(first: int, last: int, rows: Rows):
-    """Split ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes in rows of the size of ``rows``."""
-    step = max(1, MAX_BLOCK // max(1, _row_bytes(rows)))
-    return ((start, min(start + step, last)) for start in range(first, last, step))
-
-
-def _row_bytes(rows: Rows) -> int:
-    return rows.shape[1] * rows.dtype.itemsize
-
-
 def write(
     folder: Path,
     keep: int,

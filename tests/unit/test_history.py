@@ -188,14 +188,6 @@ def test_damaged_rows_are_reported_and_affect_no_other_row(out, tmp_path, capsys
         shutil.rmtree(place)
 
 
-def test_missing_history(out, capsys):
-    (out / "history.bin").unlink()
-    result = resume(out, [f"rounds={ROUNDS + 1}"], COMM)
-    assert "iterates of rounds 0 to 9 are lost" in capsys.readouterr().err
-    assert result.costs["round"].tolist() == [ROUNDS, ROUNDS + 1]
-    assert not checkpoint.newest(out)[3]
-
-
 def test_ranges():
     assert format_ranges([3]) == "3" and format_ranges([0, 1, 2, 5, 7, 8], " to ") == "0 to 2, 5, 7 to 8"
 

@@ -366,8 +366,8 @@ def test_following_a_run_that_is_killed(tmp_path):
         process.communicate(timeout=LIMIT)
         rest, _ = watch.communicate(timeout=LIMIT)
     finally:
-        for one in filter(None, (watch, process)):
-            one.kill()
+        for running in filter(None, (watch, process)):
+            running.kill()
     assert watch.returncode == 0 and "\x1b" not in first + rest
     assert f"6 of {ROUNDS}  running  error" in first and rest.count("\n") == 1
     assert f"6 of {ROUNDS}  stopped" in rest
@@ -388,9 +388,15 @@ def shown(monkeypatch):
     return said
 
 
+def follow(*looks: list[Status], interval=1.0) -> int:
+    """Follow the runs, of which each look finds the next list; return the number of looks."""
+    left = [*looks]
+    command_line.follow(lambda: left.pop(0), interval)
+    return len(looks) - len(left)
+
+
 def test_captured_output_has_one_line_per_change(tmp_path, shown):
-    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2, "running"), runs(tmp_path)]
-    command_line.follow(lambda: looks.pop(0), 7.0)
+    follow(runs(tmp_path, 2, "running"), runs(tmp_path, 2, "running"), runs(tmp_path), interval=7.0)
     line = f"{tmp_path}/run-%d  FGDA  Saddle  2 of 4  %s  why"
     assert shown == [
         *(line % (number, "running") for number in (0, 1)), 7.0, 7.0,
@@ -400,8 +406,7 @@ def test_captured_output_has_one_line_per_change(tmp_path, shown):
 
 def test_columns_of_time_are_not_changes(tmp_path, shown):
     changing = [Status(tmp_path, "running", age=float(age), pace=1.0 + age, left=9.0 - age) for age in (1, 2)]
-    looks = [*([run] for run in changing), [Status(tmp_path, "stopped")]]
-    command_line.follow(lambda: looks.pop(0), 1.0)
+    follow(*([run] for run in changing), [Status(tmp_path, "stopped")])
     assert [type(said) for said in shown] == [str, float, float, str]
     assert shown[0].endswith("  8 s left") and "left" not in shown[-1]
 
@@ -424,9 +429,7 @@ def test_columns_on_a_narrow_terminal(tmp_path):
     ("failed", False), ("damaged", False), ("unreadable", False),
 ])  # fmt: skip
 def test_states_that_are_followed(tmp_path, shown, state, active):
-    looks = [runs(tmp_path, 1, state), runs(tmp_path)]
-    command_line.follow(lambda: looks.pop(0), 1.0)
-    assert len(looks) == (not active)
+    assert follow(runs(tmp_path, 1, state), runs(tmp_path)) == 1 + active
 
 
 def test_ctrl_c(tmp_path, monkeypatch):
@@ -443,8 +446,7 @@ def test_ctrl_c(tmp_path, monkeypatch):
 def test_a_terminal_is_updated_in_place(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(command_line, "_is_terminal", lambda: True)
     monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
-    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2)]
-    command_line.follow(lambda: looks.pop(0), 1.0)
+    follow(runs(tmp_path, 2, "running"), runs(tmp_path, 2))
     first, _, second = shown
     assert not first.startswith("\x1b[") and second.startswith("\x1b[4F")  # heading, two runs, counts
     text = second[4:].replace("\x1b[K", "").replace("\x1b[J", "")
@@ -457,8 +459,7 @@ def test_more_runs_than_lines_of_the_terminal(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((300, 8)))
     many = [*runs(tmp_path, 30), Status(tmp_path / "last", "running")]
     for going, height in ((many, 3), ([*many, *runs(tmp_path, 30, "running")], 7)):
-        looks = [going, runs(tmp_path)]
-        command_line.follow(lambda: looks.pop(0), 1.0)
+        follow(going, runs(tmp_path))
         assert shown[0].count("\n") == height and f"{len(going)} runs: 30 finished" in shown[0]
         shown.clear()
 

@@ -10,7 +10,6 @@ import pytest
 import saddle_job
 
 from mpifed import run
-from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.running import watchdog
 from mpifed.running.checkpointing import CheckpointManager
@@ -265,9 +264,7 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Watchdog, "beat", beat)
     monkeypatch.setattr(CheckpointManager, "state_bytes", 5e8)
-    settings = {"out": str(tmp_path), "progress": False, "eval_every": 2, "checkpoint_every": 2}
-    table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
-    run(Config.from_table({"rounds": 3, **table}), SerialComm())
+    run(saddle_job.config(tmp_path, 3, run={"eval_every": 2}), SerialComm())
 
     def done(r, *types):
         return [beat for kind in types for beat in ((r, kind), (r, "round"))]
@@ -281,11 +278,11 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
     assert seconds == [5.0 if then == "checkpoint" else None for _, then in beats]
 
 
-def test_size_of_a_checkpoint():
-    """In float32: the shared record, the output point, and the rows of 3 clients."""
-    table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2, "clients": 3}}
-    simulation = Simulation.from_settings(Config.from_table(table), SerialComm())
+def test_size_of_a_checkpoint(tmp_path):
+    """In float32: the shared record, the output point, and the rows of 4 clients."""
+    job = saddle_job.config(tmp_path, run={"dtype": "float32"}, algorithm={"name": "FGDA", "q": 2})
+    simulation = Simulation.from_settings(job, SerialComm())
     whole = sum(len(state.buffer) for state in (simulation.shared, simulation.output))
     size = simulation.client_rows().shape[1]
     manager = CheckpointManager(simulation.config.run, None, simulation, None, SerialComm())
-    assert manager.state_bytes == 4 * (whole + 3 * size) and size > 0
+    assert manager.state_bytes == 4 * (whole + 4 * size) and size > 0
