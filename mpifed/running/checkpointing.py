@@ -13,7 +13,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from mpifed.base import log
-from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.base.versions import versions
@@ -26,7 +25,7 @@ from mpifed.running.recorder import Recorder
 from mpifed.simulation.setup import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
-from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
+from mpifed.storage.files import RUN_FILE, round_of
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import COSTS, End, columns_of_names, end_entries, load_if_valid
 
@@ -112,7 +111,7 @@ class CheckpointManager:
             own.copy_(rows)
             for name, values in arrays.items():
                 values.copy_(torch.from_numpy(read[name]))
-            past = _read_history(snapshot) if comm.rank == 0 else {}
+            past = history.read(self.folder.path, header)[0] if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
         steps = header.get("steps") or _steps_of_version_0_2(header, simulation.config.algorithm)
         columns = header.get("columns") or _columns_of_version_0_2(header, simulation)
@@ -363,19 +362,6 @@ def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column
     """Return the columns of a checkpoint without them, by their names."""
     own = (metric.maximised for metric in simulation.config.metrics)
     return columns_of_names(header["metrics"][1:], {*simulation.problem.maximised}.union(*own))
-
-
-def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Return the history up to the round of a snapshot; damaged rows cause a warning."""
-    tables, lost = history.read(snapshot.path.parent, snapshot.header)
-    path = snapshot.path.with_name(HISTORY_FILE)
-    if lost:
-        warning(
-            f"{path} is damaged or of another run: the costs, metrics and recorded iterates "
-            f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
-            "checkpoint, which is complete"
-        )
-    return tables
 
 
 def _sizes(simulation: Simulation) -> dict:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,10 +24,11 @@ from mpifed.base.errors import ConfigError
 
 __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC", "LOCK_FILE",
-    "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE",
-    "SEARCH_RESULT", "TRIALS", "TRIED", "checkpoints", "expect_writable", "is_figure", "is_own", "is_paper",
-    "is_weights", "logs", "no_link", "open_file", "rank_of", "expect_own", "remove_leftovers",
-    "replacing", "round_of", "run_files", "sync", "writing",
+    "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE", "SCRIPT",
+    "SCRIPT_HEAD", "SEARCH_RESULT", "TRIALS", "TRIED", "assigned_runs", "assignment_lines", "checkpoints",
+    "expect_own", "expect_writable", "is_figure", "is_own", "is_paper", "is_script", "is_weights", "logs",
+    "no_link", "open_file", "rank_of", "remove_leftovers", "replacing", "round_of", "run_files", "sync",
+    "writing",
 ]  # fmt: skip
 
 RUN_FILE, LOCK_FILE = "run.h5", "run.lock"
@@ -50,6 +52,12 @@ WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: Creator of vector figures, and first line of a report's text.
 REPORT_MARK = "mpifed report"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+#: Name of the batch script that ``mpifed launch`` writes into a folder of results, the first characters of
+#: every script, and its maximum size in bytes. A file that begins otherwise is not replaced.
+SCRIPT, SCRIPT_HEAD, MAX_SCRIPT = "job.sbatch", "#!/bin/bash\n# mpifed launch ", 2**26
+#: A comment of a script: an element of its job array, and the runs that the element executes, as a JSON list
+#: of folders next to the script.
+_ASSIGNMENT = re.compile(r"# runs (\d+): (\[.*\])")
 #: Number of bytes that are searched for a signature.
 _HEAD_BYTES = 2**20
 _TEMPORARY = re.compile(r"(.+)\.tmp\.([0-9]{1,18})", re.DOTALL)
@@ -144,6 +152,36 @@ def is_own(path: Path, signature: Signature | None = None) -> bool:
     except OSError:
         return False
     return not head.strip(b"\0") or (signature or _signature(path.name))(head)
+
+
+def assignment_lines(runs_by_element: Sequence[Sequence[str]]) -> list[str]:
+    """Return comment lines in ASCII with the runs of each element, as names of folders next to the script."""
+    return [f"# runs {number}: {json.dumps(list(names))}" for number, names in enumerate(runs_by_element)]
+
+
+def is_script(file: Path) -> bool:
+    """Whether ``mpifed launch`` has written a file."""
+    return bool(_script_text(file))
+
+
+def assigned_runs(script: Path) -> list[tuple[int, Path]]:
+    """Return the element and the folder of every run in a script; [] for any other or unreadable file."""
+    runs = []
+    for match in _ASSIGNMENT.finditer(_script_text(script)):
+        with contextlib.suppress(ValueError):
+            names = json.loads(match[2])
+            runs += [(int(match[1]), script.parent / name) for name in names if isinstance(name, str)]
+    return runs
+
+
+def _script_text(script: Path) -> str:
+    """Return the text of a script; "" for any other or unreadable file."""
+    try:
+        with open_file(script, MAX_SCRIPT) as file:
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text if text.startswith(SCRIPT_HEAD) else ""
 
 
 def expect_own(paths: Iterable[Path], signature: Signature | None = None) -> None:

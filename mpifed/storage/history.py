@@ -73,7 +73,7 @@ def _with_checksums(rows: np.ndarray) -> np.ndarray:
 
 
 def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Read the history up to a checkpoint.
+    """Read the history up to a checkpoint. Damaged rows cause a warning.
 
     Args:
         header: header of the checkpoint, which contains the costs of its own round. They identify the run.
@@ -97,16 +97,19 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     rows["costs"][-1] = header["totals"]
     damaged = numbers[~valid].tolist()
     restored = _restore(rows, damaged, folder, header) if damaged else []
+    lost = sorted({*damaged} - {*restored})
+    reason = f"{folder / HISTORY_FILE} is damaged or of another run"
     if restored:
-        rounds_of_rows = format_ranges(restored, " to ")
+        warning(f"{reason}: rounds {format_ranges(restored, ' to ')} are read from {RUN_FILE}")
+    if lost:
         warning(
-            f"{folder / HISTORY_FILE} is damaged or of another run: rounds {rounds_of_rows} are read from "
-            f"{RUN_FILE}"
+            f"{reason}: the costs, metrics and recorded iterates of rounds {format_ranges(lost, ' to ')} are "
+            "lost; the run continues from the state in its checkpoint, which is complete"
         )
     evaluated = ~np.isnan(rows["metrics"][:, 0])
     tables = {"costs": rows["costs"], "metrics": rows["metrics"][evaluated].T}
     iterates = {name: rows[name][1:] for name in rows.dtype.names[3:]}
-    return tables | iterates, sorted({*damaged} - {*restored})
+    return tables | iterates, lost
 
 
 def _restore(rows: np.ndarray, damaged: list[int], folder: Path, header: Mapping) -> list[int]:

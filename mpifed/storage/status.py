@@ -19,16 +19,18 @@ from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import (
     LOCK_FILE,
     RUN_FILE,
+    SCRIPT,
     SEARCH_RESULT,
     TRIALS,
     TRIED,
+    assigned_runs,
     checkpoints,
+    is_script,
     open_file,
     round_of,
 )
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.results import RunData, class_name, expect, load
-from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
 
 __all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
 

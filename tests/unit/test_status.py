@@ -23,8 +23,8 @@ from mpifed.cli import status as command_line
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
-from mpifed.storage import slurm_array
 from mpifed.storage import status as module
+from mpifed.storage.files import SCRIPT_HEAD, assignment_lines
 from mpifed.storage.results import load
 from mpifed.storage.status import Status, status
 
@@ -299,8 +299,8 @@ def test_a_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
 
 def test_tasks_with_several_runs(tmp_path):
     runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
-    comments = "\n".join(slurm_array.assignment_lines(runs))
-    (tmp_path / "job.sbatch").write_text(f"{slurm_array.HEAD}\n{comments}\n# runs 9: [")
+    comments = "\n".join(assignment_lines(runs))
+    (tmp_path / "job.sbatch").write_text(f"{SCRIPT_HEAD}\n{comments}\n# runs 9: [")
     for name in "acdf":
         write(tmp_path / name)
     write(tmp_path / "e", stopped="non-finite value in round 20", auc=[float("nan")] * 5)
