@@ -396,12 +396,12 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
     expected["clients"] = tuple(sizes["clients"]), sizes["dtype"]
     if header.get("best"):
         expected["best"] = (sizes["output"],), sizes["dtype"]
-    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+    actual = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     if clients:
-        found["clients"] = clients[0], str(clients[1])
-    for name in {**expected, **found}:
-        if expected.get(name) != found.get(name):
-            texts = (_type_text(table.get(name)) for table in (expected, found))
+        actual["clients"] = clients[0], str(clients[1])
+    for name in {**expected, **actual}:
+        if expected.get(name) != actual.get(name):
+            texts = (_type_text(table.get(name)) for table in (expected, actual))
             raise ValueError("expected {0} as {2!r}, found {1}".format(*texts, name))
     metrics, recorded = header["metrics"], header["config"].get("record", [])
     if metrics[0] != "round" or len({*metrics}) < len(metrics):

@@ -71,18 +71,18 @@ def find_settings(comm: SerialComm, folder: Folder) -> StoredSettings:
     Raises:
         CollectiveError: there is no run to resume.
     """
-    found = None
+    stored = None
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
-            found = _settings_in(folder)
-    return StoredSettings(*json.loads(broadcast_text(comm, json.dumps(found))))
+            stored = _settings_in(folder)
+    return StoredSettings(*json.loads(broadcast_text(comm, json.dumps(stored))))
 
 
 def _settings_in(folder: Folder) -> StoredSettings:
     if not folder.path.is_dir():
-        found = "is not a folder" if folder.path.exists() else "does not exist"
+        reason = "is not a folder" if folder.path.exists() else "does not exist"
         raise ValueError(
-            f"{folder.path} {found}: expected the folder of a run; a job is started with `mpifed run`"
+            f"{folder.path} {reason}: expected the folder of a run; a job is started with `mpifed run`"
         )
     run, names = load_if_valid(folder.path), [path.stem for path in folder.checkpoints()]
     ended = run.last_round if run and run.end and not run.diverged else -1
@@ -279,9 +279,9 @@ def has_same_data(run: RunData, config: Config) -> bool:
 
 
 def _expect_same_data(run: RunData, config: Config) -> None:
-    if found := _changed_data(run, config):
+    if change := _changed_data(run, config):
         raise ConfigError(
-            f"{found}. Restore the file, choose another run.out, or start over with `mpifed run` and "
+            f"{change}. Restore the file, choose another run.out, or start over with `mpifed run` and "
             "run.overwrite=true"
         )
 

@@ -71,7 +71,7 @@ def _begins(magic: bytes, then: bytes = b"") -> Signature:
 
     def begins(head: bytes) -> bool:
         pairs = [*zip(head, magic)]
-        return sum(one != other for one, other in pairs) <= len(pairs) // 8 and then in head
+        return sum(actual != expected for actual, expected in pairs) <= len(pairs) // 8 and then in head
 
     return begins
 
@@ -192,12 +192,12 @@ def expect_own(paths: Iterable[Path], signature: Signature | None = None) -> Non
 
 
 def _refusal(path: Path) -> str:
-    found = "a file that mpifed has not written"
+    kind = "a file that mpifed has not written"
     if path.is_symlink():
-        found = "a symbolic link"
+        kind = "a symbolic link"
     elif path.is_dir():
-        found = "a folder"
-    return f"{path} is {found} and would be replaced: move it away, or choose another place"
+        kind = "a folder"
+    return f"{path} is {kind} and would be replaced: move it away, or choose another place"
 
 
 def expect_writable(path: str | Path, signature: Signature) -> None:

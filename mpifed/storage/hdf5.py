@@ -98,12 +98,12 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
     first, _, rest = file.read(USER_BLOCK).partition(b"\n")
     if first != magic + b"%d" % format:
         if first.startswith(magic):
-            found = f"of format {first[len(magic) :].decode(errors='replace')}"
+            kind = f"of format {first[len(magic) :].decode(errors='replace')}"
         elif first.startswith(HDF5_MAGIC[:4]):
-            found = "of format 1"  # of version 0.1
+            kind = "of format 1"  # of version 0.1
         else:
-            found = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
-        raise ValueError(f"it is {found}, expected format {format}")
+            kind = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
+        raise ValueError(f"it is {kind}, expected format {format}")
     if rest.partition(b"\n")[0] != _digest(file):
         raise ValueError("its bytes do not match their digest")
 

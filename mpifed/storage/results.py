@@ -341,12 +341,12 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
     Raises:
         ValueError: a folder contains no results file, or a file does not exist.
     """
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for place in map(Path, map(expand_home, places)):
         files = files_below(place) if place.is_dir() else [place]
         expect(files, f"a run file {RUN_FILE} in {place} or below", "none")
-        found |= {file.resolve(): None for file in files}
-    return list(found)
+        runs |= {file.resolve(): None for file in files}
+    return list(runs)
 
 
 def load(path: str | Path) -> RunData:
@@ -476,22 +476,22 @@ def columns_of_names(names: Iterable[str], maximised: Iterable[str]) -> list[Col
     Args:
         maximised: names of the columns or of the metrics to maximise.
     """
-    found = []
+    columns = []
     for name in names:
         match = _NAME.fullmatch(name)
         split, metric, *statistic = filter(None, match.groups()) if match else ("test", name)
-        found.append(Column(metric, split, "".join(statistic), not {name, metric}.isdisjoint(maximised)))
-    return found
+        columns.append(Column(metric, split, "".join(statistic), not {name, metric}.isdisjoint(maximised)))
+    return columns
 
 
 def _read_columns(source: h5py.File, names: Sequence[str]) -> dict[str, Column]:
     """Return what the columns of the group ``metrics`` contain, by name."""
     if "columns" not in source.attrs:
         return dict(zip(names, columns_of_names(names, _text_list(source, "maximised"))))
-    found, types = _table(source, "columns", list), [str, str, str, bool]
-    valid = all(isinstance(entry, list) and [*map(type, entry)] == types for entry in found)
-    expect(valid, "lists of three texts and a truth value in the attribute 'columns'", repr(found)[:80])
-    columns = {column.name: column for column in starmap(Column, found)}
+    entries, types = _table(source, "columns", list), [str, str, str, bool]
+    valid = all(isinstance(entry, list) and [*map(type, entry)] == types for entry in entries)
+    expect(valid, "lists of three texts and a truth value in the attribute 'columns'", repr(entries)[:80])
+    columns = {column.name: column for column in starmap(Column, entries)}
     expect({*columns} == {*names}, f"the columns {', '.join(names)} in the attribute 'columns'", [*columns])
     return columns
 
@@ -524,10 +524,10 @@ def _table(source, name: str, kind: type = dict):
 
 
 def _text_list(source, name: str) -> list[str]:
-    found = _table(source, name, list)
-    texts = all(isinstance(value, str) for value in found)
-    expect(texts, f"texts in the attribute {name!r}", repr(found)[:80])
-    return found
+    values = _table(source, name, list)
+    texts = all(isinstance(value, str) for value in values)
+    expect(texts, f"texts in the attribute {name!r}", repr(values)[:80])
+    return values
 
 
 def _is_deeper(value, depth: int) -> bool:
@@ -544,8 +544,8 @@ def _read_config(source: h5py.File) -> dict:
         for part in filter(None, section.split(".")):
             table = table.get(part) if isinstance(table, dict) else None
         if isinstance(table, dict) and (required or table.get(key) is not None):
-            wanted, found = " or ".join(_TYPE_NAMES[kind] for kind in types), table.get(key)
-            expect(type(found) in types, f"{wanted} as {place!r} in the attribute 'config'", repr(found)[:80])
+            wanted, value = " or ".join(_TYPE_NAMES[kind] for kind in types), table.get(key)
+            expect(type(value) in types, f"{wanted} as {place!r} in the attribute 'config'", repr(value)[:80])
     dotted = [key for part in (config, config["algorithm"]) for key in part if "." in key]
     expect(not dotted, "settings in the attribute 'config' whose names have no dot", dotted)
     for place, plugin in (config.get("plugins") or {}).items():
@@ -555,9 +555,9 @@ def _read_config(source: h5py.File) -> dict:
     return config
 
 
-def _expect_texts(found, keys: Sequence[str], where: str) -> None:
-    valid = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in keys)
-    expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(found)[:80])
+def _expect_texts(table, keys: Sequence[str], where: str) -> None:
+    valid = isinstance(table, dict) and all(isinstance(table.get(key), str) for key in keys)
+    expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(table)[:80])
 
 
 def _group(source: h5py.File, name: str) -> h5py.Group:

@@ -88,14 +88,14 @@ def find_statuses(places: Iterable[str | Path]) -> list[Status]:
     Raises:
         ValueError: a path is not a folder, or the folder contains no run.
     """
-    found: dict[Path, Status] = {}
+    by_folder: dict[Path, Status] = {}
     for place in map(Path, places):
         expect(place.is_dir(), f"a folder {place}", "a file" if place.exists() else "none")
         runs = list(_statuses_below(place))
         expect(runs, f"a run in {place} or below", "none")
         for run in runs:
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            by_folder.setdefault(run.folder.resolve(), run)
+    return list(by_folder.values())
 
 
 def _statuses_below(place: Path) -> Iterator[Status]:
@@ -112,14 +112,14 @@ def _statuses_below(place: Path) -> Iterator[Status]:
         if launched
         for element, run in assigned_runs(folder / SCRIPT)
     }
-    found = sorted([*(folder for folder, _ in visited if is_run(folder)), *unreadable])
-    for folder in found:
+    present = sorted([*(folder for folder, _ in visited if is_run(folder)), *unreadable])
+    for folder in present:
         plan, run = planned.pop(folder.resolve(), None), status(folder)
         yield replace(run, script=plan.script, element=plan.element) if plan else run
     yield from planned.values()
     for folder in (folder for folder, launched in visited if launched):  # a single run, or a search
         unnamed = is_script(folder / SCRIPT) and not assigned_runs(folder / SCRIPT)
-        if unnamed and not any(run.is_relative_to(folder) for run in found):
+        if unnamed and not any(run.is_relative_to(folder) for run in present):
             yield Status(folder, "not begun", f"{folder / SCRIPT} has not written anything yet")
 
 
@@ -229,8 +229,8 @@ def _resumable(files: list[Path]) -> tuple[int | None, dict, list[str]]:
 
 
 def _expect_settings(header, *_) -> None:
-    found = isinstance(header, dict) and header.get("config")
-    expect(isinstance(found, dict), "settings in its header", header)
+    settings = isinstance(header, dict) and header.get("config")
+    expect(isinstance(settings, dict), "settings in its header", header)
 
 
 def _results(folder: Path) -> tuple[RunData | None, str]:

@@ -56,8 +56,8 @@ def test_time_of_a_client():
         expected.append(2.0 + 0.25 + 2 * 0.125 + compute + 8.0 * lost)
     np.testing.assert_allclose(member_seconds(clock, 7, 4, 1, clients, calls, VOLUME), expected, rtol=1e-14)
     assert {0, 1, 2} <= losses
-    one = member_seconds(Clock(**PLAIN), 7, 4, 1, clients[:1], np.array([6]), VOLUME)
-    assert one.tolist() == [2.0 + 0.25 + 1.5]
+    seconds = member_seconds(Clock(**PLAIN), 7, 4, 1, clients[:1], np.array([6]), VOLUME)
+    assert seconds.tolist() == [2.0 + 0.25 + 1.5]
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():

@@ -48,14 +48,14 @@ def out(whole, tmp_path):
     return copy
 
 
-def expect_equal(one, other) -> None:
+def expect_equal(result, other) -> None:
     """Compare two results, except measured times."""
     for block in "xy":
-        assert one.point[block].equal(other.point[block])
-        np.testing.assert_array_equal(one.iterates[block], other.iterates[block])
-    assert one.history == other.history
+        assert result.point[block].equal(other.point[block])
+        np.testing.assert_array_equal(result.iterates[block], other.iterates[block])
+    assert result.history == other.history
     for name in set(COSTS) - {"seconds", "compute_seconds", "communication_seconds"}:
-        np.testing.assert_array_equal(one.costs[name], other.costs[name])
+        np.testing.assert_array_equal(result.costs[name], other.costs[name])
 
 
 def test_resumed_run_has_the_whole_history(whole, out):
@@ -171,18 +171,18 @@ def test_damaged_rows_are_reported_and_affect_no_other_row(out, tmp_path, capsys
         output = capsys.readouterr().err
         assert "from round 9" in output and ("are lost" in output) == bool(lost), output
         assert not lost or f"iterates of rounds {format_ranges(lost, ' to ')} are lost" in output, output
-        for found in (result, mpifed.load(place)):
+        for again in (result, mpifed.load(place)):
             kept = [r for r in range(ROUNDS + 4) if r not in lost or r == ROUNDS]  # totals in the checkpoint
-            assert found.costs["round"].tolist() == kept
+            assert again.costs["round"].tolist() == kept
             evaluated = [k for k, r in enumerate(more.history["round"]) if r not in lost]
             for name, values in more.history.items():
-                assert found.history[name] == [values[k] for k in evaluated], name
-            np.testing.assert_array_equal(found.costs["oracle_calls"], more.costs["oracle_calls"][kept])
+                assert again.history[name] == [values[k] for k in evaluated], name
+            np.testing.assert_array_equal(again.costs["oracle_calls"], more.costs["oracle_calls"][kept])
             for block in "xy":
-                assert found.point[block].equal(more.point[block])
+                assert again.point[block].equal(more.point[block])
                 expected = more.iterates[block].copy()
                 expected[[r - 1 for r in lost if r]] = np.nan
-                np.testing.assert_array_equal(found.iterates[block], expected)
+                np.testing.assert_array_equal(again.iterates[block], expected)
         assert resume(place, [f"rounds={ROUNDS + 4}"], COMM).costs["round"].tolist() == [*kept, ROUNDS + 4]
         assert "is damaged or" not in capsys.readouterr().err, "the damage is reported once"
         shutil.rmtree(place)

@@ -68,9 +68,9 @@ def test_records_match_the_estimate(work, group, reduction):
     stages = [*rounds._stages, *rounds._start]
     held = simulation.shared.buffer.nbytes * 2 + simulation.output.buffer.nbytes
     assert parts["the clients' records"] == simulation.clients.buffer.nbytes
-    messages = sum(one.messages.buffer.nbytes + one.mean.buffer.nbytes for one in stages)
+    messages = sum(stage.messages.buffer.nbytes + stage.mean.buffer.nbytes for stage in stages)
     # Nine clients have at most three partial sums at a time; the average of `fused` is one of them.
-    messages += (3 if reduction == "exact" else 2) * sum(one.mean.buffer.nbytes for one in stages)
+    messages += (3 if reduction == "exact" else 2) * sum(stage.mean.buffer.nbytes for stage in stages)
     assert parts["messages"] == messages
     assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
 
@@ -139,11 +139,11 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
             for name in (*LARGE, "FewShotMAML")
         ),
     ],
-    ids=lambda one: type(one).__name__ if hasattr(one, "clients") else "",
+    ids=lambda made: type(made).__name__ if hasattr(made, "clients") else "",
 )
 def test_jobs_that_do_not_fit_are_rejected_before_allocation(problem_, settings, error):
     family = {"minimax": METHOD, "composition": MFCGD(q=2)}
-    name = next(one for one, other in PAIRS if other == type(problem_).__name__)
+    name = next(made for made, other in PAIRS if other == type(problem_).__name__)
     config = Config(algorithm=family.get(problem_.family) or method(name), problem=problem_, **settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CollectiveError, match="needs at least .* GiB|needs at least .* TiB") as raised:
@@ -152,7 +152,7 @@ def test_jobs_that_do_not_fit_are_rejected_before_allocation(problem_, settings,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETTINGS.items() if "dataset" in one])
+@pytest.mark.parametrize("name", [name for name, settings in SETTINGS.items() if "dataset" in settings])
 def test_constants_read_from_files_are_not_overestimated(name):
     made = problem(name)
     made.prepare(0)
@@ -160,7 +160,7 @@ def test_constants_read_from_files_are_not_overestimated(name):
     assert made.footprint() <= held
 
 
-@pytest.mark.parametrize("name", [name for name, one in PROBLEMS.items() if hasattr(one, "partition")])
+@pytest.mark.parametrize("name", [name for name, class_ in PROBLEMS.items() if hasattr(class_, "partition")])
 def test_more_clients_than_samples_are_rejected_first(name):
     made = build(PROBLEMS[name], SETTINGS[name] | {"clients": 10**11}, name)
     with pytest.raises(ValueError, match="samples for 100000000000 clients|clients: expected at most 4096"):

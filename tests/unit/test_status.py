@@ -272,9 +272,9 @@ def test_a_job_array_and_its_elements(tmp_path, monkeypatch, killed, many):
             "1 waiting (6)"
         ]
         assert rows[-1][0].strip() == "out/seed=6" and total[0].startswith("7 runs: 3 finished")
-        found = {entry["folder"]: entry for entry in entries("out")}
-        assert [found[f"out/seed={seed}"]["element"] for seed in range(7)] == [*range(7)]
-        assert found["out/seed=5"]["script"] == "out/job.sbatch"
+        by_folder = {entry["folder"]: entry for entry in entries("out")}
+        assert [by_folder[f"out/seed={seed}"]["element"] for seed in range(7)] == [*range(7)]
+        assert by_folder["out/seed=5"]["script"] == "out/job.sbatch"
     finally:
         holder.close()
     shutil.move("out", "elsewhere")  # as after copying from a cluster
@@ -315,8 +315,8 @@ def test_runs_are_listed_once_and_by_default_below_the_current_folder(tmp_path, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / locks.LOCK_FILE).touch()  # of a run that never began
     monkeypatch.chdir(tmp_path)
-    found = [entry["folder"] for entry in entries()]
-    assert found == ["a/deep", "b"]
+    folders = [entry["folder"] for entry in entries()]
+    assert folders == ["a/deep", "b"]
     assert [entry["folder"] for entry in entries("b", tmp_path)] == ["b", str(tmp_path / "a/deep")]
     assert lines()[0][0] == "run" and lines()[-1] == ["2 runs: 2 finished"]
 
