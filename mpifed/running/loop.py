@@ -122,11 +122,7 @@ class _Run:
         self._was_complete, self._seconds = False, 0.0
 
     def set_up(self, saved: Snapshot | None, callbacks: Sequence[object]) -> None:
-        """Construct the simulation and what records it. Collective.
-
-        Args:
-            saved: the checkpoint to continue from.
-        """
+        """Construct the simulation, which continues from ``saved``, and what records it. Collective."""
         run, comm, began = self.config.run, self.comm, time.perf_counter()
         observers = [_PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
         torch.set_num_threads(threads(run.threads, run.is_reproducible, comm.local_size))

@@ -119,11 +119,8 @@ class Recorder:
             self.metrics.setdefault(name, []).append(value)
 
     def keep_best(self, metrics: dict[str, float], point: torch.Tensor) -> None:
-        """Keep an evaluated point if it is better than all points before, by ``run.keep_best`` (rank 0).
-
-        Args:
-            metrics: the metrics of the point.
-            point: all blocks concatenated.
+        """Keep a point, all blocks concatenated, if its metrics are better than those of all points before,
+        by ``run.keep_best`` (rank 0).
 
         Raises:
             ValueError: there is no such metric.

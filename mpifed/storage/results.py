@@ -270,12 +270,9 @@ def write(
     """Replace the results file of a folder.
 
     Args:
-        attributes: attributes of the file.
         columns: arrays by group (``costs``, ``ranks``, ``metrics``, ``iterates``) and name.
-        point: the output point.
+        point: the output point, whose metrics are ``metrics`` and ``details``.
         class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
-        metrics: metrics of the output point.
-        details: details of the evaluation of the output point.
         best: the best evaluated point, with the blocks of ``point``.
 
     Raises:

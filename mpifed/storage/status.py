@@ -178,7 +178,7 @@ def _status(folder: Path) -> Status:
     config = run.config if run else config
     rounds, running = config.get("rounds"), run is not None and state.startswith("running")
     metric = next(iter(run.metrics), "") if run else ""
-    done = [_round(files), run.last_round if run else None]
+    done, pace = [_round(files), run.last_round if run else None], _pace(run) if running else None
     return Status(
         folder,
         state,
@@ -191,8 +191,8 @@ def _status(folder: Path) -> Status:
         validation=_latest(run, validation_column(metric, run.columns) if run else None),
         best=_best(run, metric),
         age=_age([results, *files] if run or error or files else [lock]),
-        pace=_pace(run) if running else None,
-        left=_left(run, _age([results, lock])) if running else None,
+        pace=pace,
+        left=_left(run, pace, _age([results, lock])) if running else None,
     )
 
 
@@ -264,11 +264,10 @@ def _pace(run: RunData) -> float | None:
     return float(done / took) if done > 0 and took > 0 else None
 
 
-def _left(run: RunData, since: float | None) -> float | None:
+def _left(run: RunData, pace: float | None, since: float | None) -> float | None:
     """Estimate the seconds until a run ends, ``since`` seconds after it started or last wrote results."""
-    rounds, stop, pace = run.config.get("rounds"), run.config.get("stop"), _pace(run)
-    budget = stop.get("seconds") if isinstance(stop, dict) else None
-    ends = [(rounds - run.last_round) / pace] if pace and isinstance(rounds, int) else []
+    budget = (run.config.get("stop") or {}).get("seconds")
+    ends = [(run.config["rounds"] - run.last_round) / pace] if pace else []
     ends += [budget - float(run.costs["seconds"][-1])] if isinstance(budget, int | float) else []
     return max(0.0, min(ends) - (since or 0.0)) if ends else None
 

@@ -250,27 +250,21 @@ def test_damaged_rows_are_read_from_the_results(whole, tmp_path, capsys, damage)
     assert "are lost" not in output
 
 
-def test_results_of_another_run_fill_no_rows(out, tmp_path, capsys):
-    run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
-    shutil.copy(tmp_path / "other" / "run.h5", out)
-    (out / "history.bin").unlink()
-    resume(out, [f"rounds={ROUNDS + 1}"], COMM)
-    assert "rounds 0 to 9 are lost" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("has_results", [True, False])
-def test_the_history_of_another_run_is_not_taken(whole, tmp_path, capsys, has_results):
-    """Its rows are valid and have the same sizes."""
+@pytest.mark.parametrize("results", ["own", "none", "other"])
+def test_the_history_of_another_run_is_not_taken(whole, tmp_path, capsys, results):
+    """Its rows are valid and have the same sizes; results of another run fill no rows."""
     run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
     place = shutil.copytree(whole[1], tmp_path / "run")
     shutil.copy(tmp_path / "other" / "history.bin", place)
-    if not has_results:
+    if results == "other":
+        shutil.copy(tmp_path / "other" / "run.h5", place)
+    if results == "none":
         (place / "run.h5").unlink()
     capsys.readouterr()
     resumed = resume(place, [f"rounds={ROUNDS + 3}"], COMM)
     output = capsys.readouterr().err
-    if has_results:
+    if results == "own":
         expect_equal(resumed, run(job(tmp_path / "more", ROUNDS + 3), COMM))
     else:
         assert all(r > ROUNDS for r in resumed.history["round"])
-    assert ("are lost" in output) == (not has_results) and "of another run" in output
+    assert ("rounds 0 to 9 are lost" in output) == (results != "own") and "of another run" in output

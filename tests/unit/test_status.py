@@ -142,12 +142,6 @@ def test_a_damaged_results_file(killed, tmp_path, spoil):
     assert status(folder).age is not None
 
 
-def test_settings_of_wrong_types(tmp_path):
-    config = {"problem": 3, "stop": [], "rounds": "many", "algorithm": {"name": 3}}
-    seen = status(write(tmp_path / "a", config=config))
-    assert (seen.method, seen.problem, seen.rounds) == ("", "", None) and lines(tmp_path)[1]
-
-
 def test_damaged_checkpoints(killed):
     newest, before = sorted(killed.glob("checkpoint-*"), reverse=True)[:2]
     cut(newest)

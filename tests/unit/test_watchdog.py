@@ -188,31 +188,21 @@ def beats() -> subprocess.Popen:
     return process
 
 
-def test_stopped_process_continues():
-    """For about the limit and for longer; repeated, to hit every moment of the thread's period."""
-    processes = [beats() for _ in range(4)]
-    for seconds in (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5):
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-        time.sleep(0.2)
+@pytest.mark.parametrize("count, stops, between", [
+    (4, (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5), 0.2),  # about the limit, and longer
+    (1, (0.18,) * 20, 0.02),  # the process runs for a tenth of the time
+])  # fmt: skip
+def test_stopped_process_continues(count, stops, between):
+    """Repeated and in several processes, to hit every moment of the thread's period."""
+    processes = [beats() for _ in range(count)]
+    for seconds in stops:
+        for number, pause in ((signal.SIGSTOP, seconds), (signal.SIGCONT, between)):
+            for process in processes:
+                process.send_signal(number)
+            time.sleep(pause)
     for process in processes:
         said, _ = process.communicate("\n", timeout=60)
         assert process.returncode == 0 and said == "ends\n", said
-
-
-def test_many_short_stops():
-    """The process runs for a tenth of the time."""
-    process = beats()
-    for _ in range(20):
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.18)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.02)
-    said, _ = process.communicate("\n", timeout=60)
-    assert process.returncode == 0 and said == "ends\n", said
 
 
 def test_process_that_holds_the_gil_ends_with_its_stacks():
