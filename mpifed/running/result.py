@@ -192,7 +192,7 @@ class Result:
             metrics=metrics,
             history=recorder.metrics,
             costs=recorder.columns(),
-            iterates={block: recorder.iterates_of(block) for block in recorder.blocks},
+            iterates=recorder.recorded,
             round=simulation.round,
             network=network_parameters(problem),
             end=end,

@@ -261,40 +261,37 @@ def write(
     folder: Path,
     attributes: Mapping[str, str],
     columns: Mapping[str, Mapping[str, np.ndarray]],
-    point: OutputPoint,
-    class_counts: tuple[np.ndarray, list[str]] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    details: Details | None = None,
-    best: BestPoint | None = None,
+    output: RunOutput,
+    class_counts: tuple[np.ndarray, list[str]] | None,
+    details: Details,
 ) -> None:
     """Replace the results file of a folder.
 
     Args:
-        columns: arrays by group (``costs``, ``ranks``, ``metrics``, ``iterates``) and name.
-        point: the output point, whose metrics are ``metrics`` and ``details``.
+        columns: arrays by group (``costs``, ``ranks``, ``metrics``) and name.
         class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
-        best: the best evaluated point, with the blocks of ``point``.
+        details: details of the evaluation of the output point.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    groups = {name: arrays for name, arrays in columns.items() if arrays}
+    point, rounds = output.point, len(next(iter(output.iterates.values()), ()))
+    recorded = {**output.iterates, "round": np.arange(1, rounds + 1)} if output.iterates else {}
+    groups = {**columns, "iterates": recorded, "clients": details.clients}
     classes = {"holdings": (class_counts[0].astype(np.int32), class_counts[1])} if class_counts else {}
-    if details and details.clients:
-        groups["clients"] = details.clients
-    if details and details.confusion is not None:
+    if details.confusion is not None:
         classes["confusion"] = details.confusion, details.classes
     with replacing(Path(folder) / RUN_FILE) as temporary, create(temporary, RESULTS_MAGIC, FORMAT) as file:
         file.attrs.update(attributes)
-        for group, arrays in groups.items():
+        for group, arrays in ((group, arrays) for group, arrays in groups.items() if arrays):
             node = file.create_group(group, track_order=True)  # the order of the metrics is kept
             for name, values in arrays.items():
                 node[name] = values
         for name, (counts, names) in classes.items():
             file[name] = counts
             file[name].attrs["classes"] = json.dumps(names)
-        _write_blocks(file, "final", point.flat, point).attrs.update(metrics or {})
-        if best:
+        _write_blocks(file, "final", point.flat, point).attrs.update(output.metrics)
+        if best := output.best:
             node = _write_blocks(file, "best", best.flat, point)
             node.attrs.update(metric=best.metric, round=best.round)
         network = file.create_group(_NETWORK)  # so that exports need no user code

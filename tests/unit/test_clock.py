@@ -18,25 +18,11 @@ RANDOM += ["clock.server_seconds=0.1"]
 #: 5 clients, 2 of which participate, so that some of 3 ranks have no member in most rounds.
 JOB = """
 rounds = 6
-[algorithm]
-name = "LocalSGDA"
-q = 3
-eta_x = 0.01
-eta_y = 0.01
-[problem]
-name = "Saddle"
-clients = 5
-d = 4
-[participation]
-cohort = 2
-[clock]
-bandwidth_down = 1e3
-bandwidth_up = 3e2
-gradients_per_second = 7.0
-latency = 0.01
-[run]
-progress = false
-checkpoint_every = 2
+algorithm = { name = "LocalSGDA", q = 3, eta_x = 0.01, eta_y = 0.01 }
+problem = { name = "Saddle", clients = 5, d = 4 }
+participation.cohort = 2
+clock = { bandwidth_down = 1e3, bandwidth_up = 3e2, gradients_per_second = 7.0, latency = 0.01 }
+run = { progress = false, checkpoint_every = 2 }
 """
 
 

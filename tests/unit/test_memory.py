@@ -168,12 +168,8 @@ def test_more_clients_than_samples_are_rejected_first(name):
 
 
 JOB = """
-[algorithm]
-name = "MFCGD"
-q = 2
-[problem]
-name = "FewShotMAML"
-dataset = "digits"
+algorithm = { name = "MFCGD", q = 2 }
+problem = { name = "FewShotMAML", dataset = "digits" }
 """
 
 

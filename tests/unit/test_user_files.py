@@ -25,19 +25,9 @@ from mpifed.storage.folder import Folder
 
 JOB = """
 rounds = 3
-[algorithm]
-name = "AdaFGDA"
-q = 2
-[problem]
-name = "Saddle"
-clients = 4
-d = 3
-[run]
-eval_every = 1
-checkpoint_every = 1
-keep = 1
-progress = false
-out = "FOLDER/run"
+algorithm = { name = "AdaFGDA", q = 2 }
+problem = { name = "Saddle", clients = 4, d = 3 }
+run = { eval_every = 1, checkpoint_every = 1, keep = 1, progress = false, out = "FOLDER/run" }
 """
 
 
