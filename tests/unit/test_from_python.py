@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import saddle_job
 import torch
+from resumed import assert_same
 from runfiles import edited
 from small_job import LIMIT, job
 
@@ -31,22 +32,13 @@ def table(folder) -> dict:
 
 
 def same(result: mpifed.Result, other: mpifed.Result) -> None:
+    assert_same(result, other)
     assert result.config == other.config and result.end == other.end and result.path.samefile(other.path)
-    assert result.metrics == other.metrics and result.history == other.history
-    for ours, theirs in (
-        (result.costs, other.costs),
-        (result.iterates, other.iterates),
-        (result.point, other.point),
-    ):
-        assert list(ours) == list(theirs)
-        for name in ours:
-            np.testing.assert_array_equal(ours[name], theirs[name])
-            assert ours[name].dtype == theirs[name].dtype, name
-    assert list(result.parameters) == list(other.parameters)
-    for block in result.parameters:
-        assert {name: value.tolist() for name, value in result.parameters[block].items()} == {
-            name: value.tolist() for name, value in other.parameters[block].items()
-        }
+    ours, theirs = (
+        {block: [(name, value.tolist()) for name, value in named.items()] for block, named in of.items()}
+        for of in (result.parameters, other.parameters)
+    )
+    assert ours == theirs
 
 
 def test_tables_files_and_configs_define_the_same_job(tmp_path):

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 from games import started
+from resumed import assert_same
 from saddle_job import config
 
 import mpifed
@@ -48,14 +50,8 @@ def out(whole, tmp_path):
     return copy
 
 
-def expect_equal(result, other) -> None:
-    """Compare two results, except measured times."""
-    for block in "xy":
-        assert result.point[block].equal(other.point[block])
-        np.testing.assert_array_equal(result.iterates[block], other.iterates[block])
-    assert result.history == other.history
-    for name in set(COSTS) - {"seconds", "compute_seconds", "communication_seconds"}:
-        np.testing.assert_array_equal(result.costs[name], other.costs[name])
+#: Compares two results, except measured times.
+expect_equal = partial(assert_same, measured=False)
 
 
 def test_resumed_run_has_the_whole_history(whole, out):

@@ -1,5 +1,8 @@
-"""The memory that a run needs is estimated, and compared with the available memory before it is allocated."""
+"""The memory that a run needs is estimated, compared with the available memory before it is allocated, and
+released when the run ends."""
 
+import contextlib
+import gc
 import re
 import resource
 import tracemalloc
@@ -10,8 +13,9 @@ import torch
 from commands import error_of
 from everything import PAIRS, SETTINGS, method, problem
 from games import started
+from saddle_job import config as saddle_job
 
-from mpifed import Config
+from mpifed import Config, run
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
 from mpifed.base import memory
 from mpifed.base.settings import build
@@ -21,7 +25,7 @@ from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
 from mpifed.simulation import state
-from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.simulation.state import memory_needs
 
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
@@ -218,3 +222,23 @@ def test_the_number_of_clients_is_validated_without_declared_bounds(clients):
     loose.clients = clients
     with pytest.raises(ValueError, match=f"problem.clients: expected an integer >= 1, got {clients}"):
         Config(algorithm=METHOD, problem=loose)
+
+
+def simulations() -> int:
+    return sum(type(value) is Simulation for value in gc.get_objects())
+
+
+@pytest.mark.parametrize("step", [0.01, 1e30])
+def test_a_simulation_is_freed_without_garbage_collection(tmp_path, step):
+    """Sweeps and searches execute hundreds of runs; the collector runs by the number of objects, not by their
+    size."""
+    job = saddle_job(tmp_path, algorithm={"name": "LocalSGDA", "q": 2, "eta_x": step, "eta_y": step})
+    gc.collect()
+    before = simulations()
+    gc.disable()
+    try:
+        with contextlib.suppress(NonFiniteError) if step > 1 else contextlib.nullcontext():
+            run(job, SerialComm())
+        assert simulations() == before
+    finally:
+        gc.enable()
