@@ -18,7 +18,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from mpifed.base.errors import ConfigError
 
@@ -27,7 +27,7 @@ __all__ = [
     "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE", "SCRIPT",
     "SCRIPT_HEAD", "SEARCH_RESULT", "TRIALS", "TRIED", "assigned_runs", "assignment_lines", "checkpoints",
     "expect_own", "expect_writable", "is_figure", "is_own", "is_paper", "is_script", "is_weights", "logs",
-    "no_link", "open_file", "rank_of", "remove_leftovers", "replacing", "round_of", "run_files", "sync",
+    "open_file", "rank_of", "remove_leftovers", "replacing", "round_of", "run_files", "sync",
     "writing",
 ]  # fmt: skip
 
@@ -118,21 +118,21 @@ def _signature(name: str) -> Signature:
     return next((own for pattern, own in _NAMES.items() if pattern.fullmatch(name)), lambda head: False)
 
 
-def no_link(path: str | Path, flags: int) -> int:
+def _no_link(path: str | Path, flags: int) -> int:
     """Open a file, as the ``opener`` of :func:`open`, without following a link or waiting for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def open_file(path: Path, limit: float = math.inf) -> BinaryIO:
-    """Open a file for reading that a stranger may have put into a folder.
+def open_file(path: Path, mode: str = "rb", limit: float = math.inf, **options) -> IO:
+    """Open a file that a stranger may have put into a folder, with the options of :func:`open`.
 
     Args:
         limit: maximum size in bytes.
 
     Raises:
-        OSError: there is no file, or a link, or another one than a regular file of at most this size.
+        OSError: there is no file to read, or a link, or another one than a regular file of at most this size.
     """
-    file = open(path, "rb", opener=no_link)
+    file = open(path, mode, opener=_no_link, **options)
     state = os.fstat(file.fileno())
     if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
         file.close()
@@ -177,7 +177,7 @@ def assigned_runs(script: Path) -> list[tuple[int, Path]]:
 def _script_text(script: Path) -> str:
     """Return the text of a script; "" for any other or unreadable file."""
     try:
-        with open_file(script, MAX_SCRIPT) as file:
+        with open_file(script, limit=MAX_SCRIPT) as file:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -21,7 +21,6 @@ from mpifed.storage.files import (
     checkpoints,
     expect_own,
     is_own,
-    no_link,
     open_file,
     remove_leftovers,
     run_files,
@@ -84,7 +83,7 @@ class Folder:
         if create and not self.path.is_dir():
             self._create()
         expect_own(run_files(self.path))
-        self._lock = open(self.path / LOCK_FILE, "a+b", buffering=0, opener=no_link)
+        self._lock = open_file(self.path / LOCK_FILE, "a+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._locked = True

@@ -18,7 +18,7 @@ from pathlib import Path
 from mpifed.base.log import LOG, escape_control, warning
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import process_name
-from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, no_link, rank_of
+from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, open_file, rank_of
 
 __all__ = ["RankLog"]
 
@@ -93,7 +93,7 @@ class RankLog:
             return
         path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
         try:
-            stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_link)
+            stream = open_file(path, "a", encoding="utf-8", errors="backslashreplace")
             self._start_of_run = os.fstat(stream.fileno()).st_size
             stream.write(f"{LOG_MAGIC.decode()}{self._comm.rank} of {self._comm.size}, {process_name()}\n")
             stream.flush()

@@ -24,7 +24,7 @@ COMM = SerialComm()
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 
 
-def no_space(*_):
+def no_space(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -174,7 +174,7 @@ def test_foreign_files_are_reported_before_the_run(start, tmp_path, name, make, 
 
 @pytest.mark.parametrize("fails", [
     lambda patch: patch(module, "_File", type("Full", (module._File,), {"flush": no_space})),
-    lambda patch: patch(module, "no_link", no_space),
+    lambda patch: patch(module, "open_file", no_space),
 ], ids=["write", "open"])  # fmt: skip
 def test_errors_of_a_log_do_not_end_the_run(start, monkeypatch, capsys, fails):
     fails(monkeypatch.setattr)

@@ -105,7 +105,7 @@ def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypat
         os.unlink(path)
         return os.open(path, flags)
 
-    monkeypatch.setattr("mpifed.storage.files.no_link", removed)
+    monkeypatch.setattr("mpifed.storage.files._no_link", removed)
     expect_own([out / "checkpoint-00000001.h5"])
 
 
