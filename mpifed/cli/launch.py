@@ -27,7 +27,7 @@ from mpifed.base.paths import expand_home
 from mpifed.base.units import TIME, convert
 from mpifed.cli.options import HomePath, JobCommand, allow_code_option
 from mpifed.cli.output import echo
-from mpifed.storage.slurm_array import SCRIPT, assignment_lines, is_script
+from mpifed.storage.files import SCRIPT, assignment_lines, is_script
 
 if TYPE_CHECKING:
     from mpifed.config.job import Config

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ class Event:
     metrics: Mapping[str, float]
     costs: Mapping[str, float]
     stopped: str
-    _blocks: Mapping[str, Callable[[], torch.Tensor]]
+    _point: Callable[[], Mapping[str, torch.Tensor]]
     _stop: Callable[[str], None]
 
     def stop(self, reason: str = "") -> None:
@@ -64,7 +65,7 @@ class Event:
 
         The arrays are read-only copies: ``torch.from_numpy`` of a view could write to the run's memory.
         """
-        copies = {name: read().cpu().numpy().copy() for name, read in self._blocks.items()}
+        copies = {block: values.cpu().numpy().copy() for block, values in self._point().items()}
         for copy in copies.values():
             copy.flags.writeable = False
         return copies
@@ -137,8 +138,9 @@ class Callbacks:
     def _event(self, metrics: Mapping[str, float], stopped: str, stop: Callable[[str], None]) -> Event:
         simulation = self._simulation
 
-        def read(block: str) -> torch.Tensor:
-            return getattr(simulation.output, block) if stopped else simulation.block(block)
+        def point() -> dict[str, torch.Tensor]:
+            read = partial(getattr, simulation.output) if stopped else simulation.block
+            return {block: read(block) for block in simulation.blocks}
 
         return Event(
             simulation.config.table(),
@@ -147,7 +149,7 @@ class Callbacks:
             dict(metrics),
             self._recorder.totals,
             stopped,
-            {block: lambda block=block: read(block) for block in simulation.blocks},
+            point,
             stop,
         )
 

@@ -13,7 +13,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from mpifed.base import log
-from mpifed.base.errors import format_ranges
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
 from mpifed.base.versions import versions
@@ -26,7 +25,7 @@ from mpifed.running.recorder import Recorder
 from mpifed.simulation.setup import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
-from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
+from mpifed.storage.files import RUN_FILE, round_of
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import COSTS, End, columns_of_names, end_entries, load_if_valid
 
@@ -112,7 +111,7 @@ class CheckpointManager:
             own.copy_(rows)
             for name, values in arrays.items():
                 values.copy_(torch.from_numpy(read[name]))
-            past = _read_history(snapshot) if comm.rank == 0 else {}
+            past = history.read(self.folder.path, header)[0] if comm.rank == 0 else {}
             self.recorder.restore(header, past, snapshot.arrays.get("best"))
         steps = header.get("steps") or _steps_of_version_0_2(header, simulation.config.algorithm)
         columns = header.get("columns") or _columns_of_version_0_2(header, simulation)
@@ -156,7 +155,8 @@ class CheckpointManager:
 
         Args:
             end: why the run stops here; ``None`` while it continues. A write error while the run continues
-                causes a warning, and the next checkpoint tries again.
+                causes a warning, and the next checkpoint tries again. After non-finite values, no checkpoint
+                is written and a write error is a warning, too.
             metrics: metrics of the output point, at the end.
             signalled: write a checkpoint even if the settings disable them, because a signal ends the run.
 
@@ -164,16 +164,12 @@ class CheckpointManager:
             CollectiveError: the files cannot be written at the end; names the newest checkpoint.
         """
         self.recorder.gather()
-        error = self._write(bool(self.run.checkpoint_every) or signalled, end, metrics)
-        if error and end:
+        diverged = end is not None and end.kind == "diverged"
+        has_checkpoint = (bool(self.run.checkpoint_every) or signalled) and not diverged
+        error = self._write(has_checkpoint, end, metrics)
+        if error and end and not diverged:
             raise CollectiveError(error)
         if error and self.comm.rank == 0:
-            warning(error)
-
-    def save_history(self, end: End) -> None:
-        """Write the results file of a run with non-finite values; its checkpoints remain. Collective."""
-        self.recorder.gather()
-        if (error := self._write(False, end, None)) and self.comm.rank == 0:
             warning(error)
 
     def repair(self, end: End, metrics: dict[str, float]) -> None:
@@ -368,19 +364,6 @@ def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column
     return columns_of_names(header["metrics"][1:], {*simulation.problem.maximised}.union(*own))
 
 
-def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Return the history up to the round of a snapshot; damaged rows cause a warning."""
-    tables, lost = history.read(snapshot.path.parent, snapshot.header)
-    path = snapshot.path.with_name(HISTORY_FILE)
-    if lost:
-        warning(
-            f"{path} is damaged or of another run: the costs, metrics and recorded iterates "
-            f"of rounds {format_ranges(lost, ' to ')} are lost; the run continues from the state in its "
-            "checkpoint, which is complete"
-        )
-    return tables
-
-
 def _sizes(simulation: Simulation) -> dict:
     """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
     clients = [simulation.placement.clients, simulation.client_rows().shape[1]]
@@ -413,12 +396,12 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
     expected["clients"] = tuple(sizes["clients"]), sizes["dtype"]
     if header.get("best"):
         expected["best"] = (sizes["output"],), sizes["dtype"]
-    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+    actual = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     if clients:
-        found["clients"] = clients[0], str(clients[1])
-    for name in {**expected, **found}:
-        if expected.get(name) != found.get(name):
-            texts = (_type_text(table.get(name)) for table in (expected, found))
+        actual["clients"] = clients[0], str(clients[1])
+    for name in {**expected, **actual}:
+        if expected.get(name) != actual.get(name):
+            texts = (_type_text(table.get(name)) for table in (expected, actual))
             raise ValueError("expected {0} as {2!r}, found {1}".format(*texts, name))
     metrics, recorded = header["metrics"], header["config"].get("record", [])
     if metrics[0] != "round" or len({*metrics}) < len(metrics):

@@ -60,17 +60,17 @@ def execute(
     """
     with RankLog(comm, folder.path) as log, contextlib.closing(folder):
         # 1. Look for a complete run or a checkpoint in the folder.
-        found = find_saved(comm, find)
-        if isinstance(found, Result):
-            return _complete(found, config, comm, folder)
+        saved = find_saved(comm, find)
+        if isinstance(saved, Result):
+            return _complete(saved, config, comm, folder)
         log.open()
         run = _Run(config, comm, folder)
         with run.watchdog, run.signals, deterministic(config.run.is_reproducible):
             # 2. Set up; start, or restore the checkpoint.
-            run.set_up(found, callbacks)
+            run.set_up(saved, callbacks)
             simulation, rule = run.simulation, run.rule
             with simulation, run.closing():
-                end = run.start(log) if found is None else run.restore(found)
+                end = run.start(log) if saved is None else run.restore(saved)
                 while end is None:
                     # 3. Run a round, whose first Allreduce also sums the requests to stop.
                     due = time.monotonic() >= run.saved + config.run.checkpoint_seconds
@@ -95,12 +95,12 @@ def execute(
     return result
 
 
-def _complete(found: Result, config: Config, comm: SerialComm, folder: Folder) -> Result:
+def _complete(result: Result, config: Config, comm: SerialComm, folder: Folder) -> Result:
     """Return a result that is complete in its folder."""
-    if found.end.kind == "diverged":
-        raise NonFiniteError(f"{folder.path} has already ended: {found.stopped}")
-    announce(comm, complete(folder, found.end))
-    return found.with_network(config)
+    if result.end.kind == "diverged":
+        raise NonFiniteError(f"{folder.path} has already ended: {result.stopped}")
+    announce(comm, complete(folder, result.end))
+    return result.with_network(config)
 
 
 class _Run:
@@ -122,11 +122,7 @@ class _Run:
         self._was_complete, self._seconds = False, 0.0
 
     def set_up(self, saved: Snapshot | None, callbacks: Sequence[object]) -> None:
-        """Construct the simulation and what records it. Collective.
-
-        Args:
-            saved: the checkpoint to continue from.
-        """
+        """Construct the simulation, which continues from ``saved``, and what records it. Collective."""
         run, comm, began = self.config.run, self.comm, time.perf_counter()
         observers = [_PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
         torch.set_num_threads(threads(run.threads, run.is_reproducible, comm.local_size))
@@ -140,8 +136,8 @@ class _Run:
         self.interval = evaluation_interval(self.config, simulation.scored_rows)
         if run.is_reproducible:
             warn_if_machines_differ(comm, simulation.device)
-        if found := prescription_of(self.config.theory):
-            announce(comm, summary(*found))
+        if prescription := prescription_of(self.config.theory):
+            announce(comm, summary(*prescription))
         if simulation.note:
             announce(comm, f"{simulation.note} (run.group)")
         self.checkpoints = CheckpointManager(run, self.folder, simulation, self.recorder, comm)
@@ -270,7 +266,7 @@ class _Run:
             yield
         except NonFiniteError as error:
             self._close_bar()
-            self.checkpoints.save_history(End("diverged", str(error)))
+            self.checkpoints.save(End("diverged", str(error)))
             self.call("on_end", {}, str(error))
             raise
         finally:

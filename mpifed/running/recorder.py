@@ -18,6 +18,7 @@ import torch
 
 from mpifed.base.settings import suggest
 from mpifed.base.versions import versions
+from mpifed.core.metrics import Details
 from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
@@ -119,11 +120,8 @@ class Recorder:
             self.metrics.setdefault(name, []).append(value)
 
     def keep_best(self, metrics: dict[str, float], point: torch.Tensor) -> None:
-        """Keep an evaluated point if it is better than all points before, by ``run.keep_best`` (rank 0).
-
-        Args:
-            metrics: the metrics of the point.
-            point: all blocks concatenated.
+        """Keep a point, all blocks concatenated, if its metrics are better than those of all points before,
+        by ``run.keep_best`` (rank 0).
 
         Raises:
             ValueError: there is no such metric.
@@ -191,10 +189,14 @@ class Recorder:
             rows[f"iterates_{block}"][start - first :] = self.iterates[block][start - 1 : end - 1]
         return rows
 
-    def iterates_of(self, block: str) -> np.ndarray:
-        """Return the recorded iterates of a block, ``[R, d]`` (rank 0)."""
-        flat = np.array(self.iterates[block], dtype=self.simulation.config.run.dtype)
-        return flat.reshape(len(self.iterates[block]), self.simulation.blocks.sizes[block])
+    @property
+    def recorded(self) -> dict[str, np.ndarray]:
+        """The recorded iterates by block, ``[R, d]`` (rank 0)."""
+        dtype, sizes = self.simulation.config.run.dtype, self.sizes
+        return {
+            block: np.array(rows, dtype).reshape(len(rows), sizes[block])
+            for block, rows in self.iterates.items()
+        }
 
     @property
     def size(self) -> int:
@@ -246,19 +248,10 @@ class Recorder:
         """
         columns = {"costs": self.columns(), "ranks": self._peak_memory}
         columns["metrics"] = {name: np.array(values) for name, values in self.metrics.items()}
-        if self.blocks:
-            columns["iterates"] = {block: self.iterates_of(block) for block in self.blocks}
-            columns["iterates"]["round"] = np.arange(1, len(self.costs))
-        results.write(
-            folder,
-            self._attributes() | end_entries(end),
-            columns,
-            self._point(),
-            self._class_counts,
-            final,
-            self.simulation.details if final else None,
-            self.best_point,
-        )
+        output = results.RunOutput(self._point(), final, self.recorded, self.best_point)
+        details = self.simulation.details if final else Details()
+        attributes = self._attributes() | end_entries(end)
+        results.write(folder, attributes, columns, output, self._class_counts, details)
 
     @property
     def best_point(self) -> results.BestPoint | None:

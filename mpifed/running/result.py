@@ -135,23 +135,12 @@ class Result:
 
     def at(self, point: dict[str, torch.Tensor], round: int) -> Result:
         """Return the result with the point that was evaluated after ``round`` as its point."""
-        shapes = {
-            block: {name: value.shape for name, value in named.items()}
-            for block, named in self.parameters.items()
-        }
-        parameters, metrics = _by_name(point, Blocks(**shapes)), {}
+        parameters, metrics = _by_name(point, Blocks(**_shapes(self.parameters))), {}
         if round in self.history["round"]:
             row = self.history["round"].index(round)
             metrics = {name: column[row] for name, column in self.history.items() if name != "round"}
-        return replace(
-            self,
-            point=point,
-            parameters=parameters,
-            metrics=metrics,
-            round=round,
-            details=Details(),
-            _best=None,
-        )
+        changes = {"point": point, "parameters": parameters, "metrics": metrics, "round": round}
+        return replace(self, **changes, details=Details(), _best=None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state dict of the network, for torch's ``load_state_dict``.
@@ -203,7 +192,7 @@ class Result:
             metrics=metrics,
             history=recorder.metrics,
             costs=recorder.columns(),
-            iterates={block: recorder.iterates_of(block) for block in recorder.blocks},
+            iterates=recorder.recorded,
             round=simulation.round,
             network=network_parameters(problem),
             end=end,
@@ -249,51 +238,25 @@ def from_files(run: results.RunData, output: results.RunOutput) -> Result:
 
 
 def broadcast(result: Result | None, comm: SerialComm) -> Result:
-    """Return on all ranks a result that rank 0 has read. Collective."""
-    summary = json.loads(broadcast_text(comm, json.dumps(_summary(result)) if comm.rank == 0 else None))
-    point = {}
-    for block, (dtype, size, _) in summary["blocks"].items():
+    """Return on all ranks a result that rank 0 has read; on the others without history and metrics.
+    Collective."""
+    table: dict[str, Any] = {}
+    if comm.rank == 0:
+        table = {name: getattr(result, name) for name in ("config", "round", "network", "infeasible")}
+        table |= {"end": astuple(result.end), "path": str(result.path), "shapes": _shapes(result.parameters)}
+        table["vectors"] = {key: (str(flat.numpy().dtype), len(flat)) for key, flat in result.point.items()}
+    table = json.loads(broadcast_text(comm, json.dumps(table)))
+    point, shapes = {}, table.pop("shapes")
+    for block, (dtype, size) in table.pop("vectors").items():
         values = result.point[block].numpy() if comm.rank == 0 else np.empty(size, dtype)
         comm.bcast_(values)
         point[block] = torch.from_numpy(values)
     if comm.rank == 0:
         return result
-    shapes = Blocks(**{block: shapes for block, (_, _, shapes) in summary["blocks"].items()})
-    return Result(
-        config=summary["config"],
-        point=point,
-        parameters=_by_name(point, shapes),
-        metrics={},
-        history={},
-        costs={},
-        iterates={},
-        round=summary["round"],
-        network={name: tuple(place) for name, place in summary["network"].items()},
-        end=End(*summary["end"]),
-        path=Path(summary["path"]),
-        infeasible=summary["infeasible"],
-    )
-
-
-def _summary(result: Result) -> dict:
-    """Return the fields that all ranks receive, with dtype, size and shapes instead of the point."""
-    blocks = {
-        block: [
-            str(values.numpy().dtype),
-            len(values),
-            {name: list(part.shape) for name, part in named.items()},
-        ]
-        for (block, values), named in zip(result.point.items(), result.parameters.values())
-    }
-    return {
-        "config": result.config,
-        "end": astuple(result.end),
-        "path": str(result.path),
-        "round": result.round,
-        "network": result.network,
-        "infeasible": result.infeasible,
-        "blocks": blocks,
-    }
+    table["network"] = {name: tuple(place) for name, place in table["network"].items()}
+    table |= {"end": End(*table["end"]), "path": Path(table["path"])}
+    table |= {name: {} for name in ("metrics", "history", "costs", "iterates")}
+    return Result(point=point, parameters=_by_name(point, Blocks(**shapes)), **table)
 
 
 def _model_of(config: dict):
@@ -308,6 +271,13 @@ def _model_of(config: dict):
     expect_same_sources(config | {"plugins": plugins})
     settings = dict(config["problem"])
     return create(find_class(settings.pop("name"), "problem"), settings, "problem", {}).model
+
+
+def _shapes(parameters: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, tuple[int, ...]]]:
+    return {
+        block: {name: tuple(values.shape) for name, values in named.items()}
+        for block, named in parameters.items()
+    }
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:

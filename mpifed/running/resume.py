@@ -71,18 +71,18 @@ def find_settings(comm: SerialComm, folder: Folder) -> StoredSettings:
     Raises:
         CollectiveError: there is no run to resume.
     """
-    found = None
+    stored = None
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
-            found = _settings_in(folder)
-    return StoredSettings(*json.loads(broadcast_text(comm, json.dumps(found))))
+            stored = _settings_in(folder)
+    return StoredSettings(*json.loads(broadcast_text(comm, json.dumps(stored))))
 
 
 def _settings_in(folder: Folder) -> StoredSettings:
     if not folder.path.is_dir():
-        found = "is not a folder" if folder.path.exists() else "does not exist"
+        reason = "is not a folder" if folder.path.exists() else "does not exist"
         raise ValueError(
-            f"{folder.path} {found}: expected the folder of a run; a job is started with `mpifed run`"
+            f"{folder.path} {reason}: expected the folder of a run; a job is started with `mpifed run`"
         )
     run, names = load_if_valid(folder.path), [path.stem for path in folder.checkpoints()]
     ended = run.last_round if run and run.end and not run.diverged else -1
@@ -118,35 +118,26 @@ def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Resu
             continues nor may replace.
     """
     path, overwrite = folder.path, config.run.overwrite
-    try:
-        folder.open(create=True)
-    except NotWritable:  # nothing is written for a job that is complete
-        replaced = resume == "never" or (resume == "auto" and overwrite)
-        if not replaced and os.path.isdir(path) and (complete := _complete_result(folder, config)):
-            return complete
-        raise
     if resume == "never" or (resume == "auto" and overwrite):
+        folder.open(create=True)
         if folder.results() and not overwrite:
             raise ValueError(
                 f"{path} already contains a run: continue it with --resume auto, choose another run.out, or "
                 "set run.overwrite=true"
             )
         return None
-    if complete := _complete_result(folder, config):
-        return complete
-    if not folder.checkpoints():
-        if folder.results():
-            raise ValueError(_not_resumable(folder, config))
-        if resume == "must":
-            raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
-        return None
-    saved = _newest(folder)
-    if other := _other_job(_settings_in_header(saved), config.table()):
-        raise ValueError(
-            f"{path} contains a checkpoint of {other}. Choose another run.out, set run.overwrite=true to "
-            f"start over, or change settings during the run with `mpifed resume {path} KEY=VALUE`"
-        )
-    expect_rounds(saved.round, config)
+    saved = _open(folder, config, create=True)
+    if saved is None and folder.results():
+        raise ValueError(_not_resumable(folder, config))
+    if saved is None and resume == "must":
+        raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
+    if isinstance(saved, Snapshot):
+        if other := _other_job(_settings_in_header(saved), config.table()):
+            raise ValueError(
+                f"{path} contains a checkpoint of {other}. Choose another run.out, set run.overwrite=true to "
+                f"start over, or change settings during the run with `mpifed resume {path} KEY=VALUE`"
+            )
+        expect_rounds(saved.round, config)
     return saved
 
 
@@ -157,17 +148,11 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
         ValueError: the folder cannot be written to, is in use, or contains no valid checkpoint, or a
             checkpoint that ``exact`` cannot continue.
     """
-    try:
-        folder.open(create=False)
-    except NotWritable:
-        if os.path.isdir(folder.path) and (complete := _complete_result(folder, config)):
-            return complete
-        raise
-    if complete := _complete_result(folder, config):
-        return complete
-    if not folder.checkpoints():
+    saved = _open(folder, config, create=False)
+    if saved is None:
         raise ValueError(_not_resumable(folder, config))
-    saved = _newest(folder)
+    if isinstance(saved, Result):
+        return saved
     expect_rounds(saved.round, config)
     old, new = _settings_in_header(saved), config.table()
     _expect_reproducible(old, config)
@@ -176,6 +161,19 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
             f"{' and '.join(changed)} changed: rounds after {saved.round} may have other data and metrics"
         )
     return saved
+
+
+def _open(folder: Folder, config: Config, create: bool) -> Snapshot | Result | None:
+    """Open a folder; return the result of this job if it is complete, or else the newest checkpoint if there
+    is one."""
+    try:
+        folder.open(create)
+    except NotWritable:  # nothing is written for a job that is complete
+        complete = _complete_result(folder, config) if os.path.isdir(folder.path) else None
+        if complete is None:
+            raise
+        return complete
+    return _complete_result(folder, config) or (_newest(folder) if folder.checkpoints() else None)
 
 
 def _complete_result(folder: Folder, config: Config) -> Result | None:
@@ -281,9 +279,9 @@ def has_same_data(run: RunData, config: Config) -> bool:
 
 
 def _expect_same_data(run: RunData, config: Config) -> None:
-    if found := _changed_data(run, config):
+    if change := _changed_data(run, config):
         raise ConfigError(
-            f"{found}. Restore the file, choose another run.out, or start over with `mpifed run` and "
+            f"{change}. Restore the file, choose another run.out, or start over with `mpifed run` and "
             "run.overwrite=true"
         )
 

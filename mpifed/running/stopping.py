@@ -74,14 +74,9 @@ class StopRule:
         return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if unreachable else end
 
     def restore(self, history: Mapping[str, Sequence[float]], columns: Mapping[str, Column]) -> None:
-        """Restore the state from the evaluations of a resumed run. Collective.
+        """Restore the state from the evaluations of a resumed run, with ``round``. Collective.
 
-        Args:
-            history: metrics by name, with ``round``, complete on rank 0.
-            columns: columns of the history by name, complete on rank 0.
-
-        Raises:
-            CollectiveError: the metric does not exist.
+        Arguments and errors are those of :meth:`end_by_metric`.
         """
         state = np.array([-1, 0])
         with collective_errors(self.comm, ValueError):

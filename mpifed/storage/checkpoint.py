@@ -52,12 +52,6 @@ class Rows(Protocol):
         """Replace the rows from ``first`` on."""
 
 
-def _row_spans(first: int, last: int, rows: Rows):
-    """Split ``first:last`` into ranges of at most :data:`MAX_BLOCK` bytes in rows of the size of ``rows``."""
-    step = max(1, MAX_BLOCK // max(1, _row_bytes(rows)))
-    return ((start, min(start + step, last)) for start in range(first, last, step))
-
-
 def _row_bytes(rows: Rows) -> int:
     return rows.shape[1] * rows.dtype.itemsize
 
@@ -87,9 +81,9 @@ def write(
     """
     buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
-        for start, stop in _row_spans(0, rows.shape[0], rows):
-            rows.read(start, buffer[: stop - start])
-            comm.send(buffer[: stop - start], 0)
+        for start, block in _blocks(comm.rank, rows, buffer, placement):
+            rows.read(start - placement.edges[comm.rank], block)
+            comm.send(block, 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
     blocks = _receive(rows, buffer, comm, placement)
@@ -112,6 +106,12 @@ def write(
         old.unlink(missing_ok=True)
 
 
+def _spans(rank: int, rows: Rows, placement: Placement) -> list[tuple[int, int]]:
+    """Split the clients of a rank into ranges of at most :data:`MAX_BLOCK` bytes."""
+    (first, last), step = placement.edges[rank : rank + 2], max(1, MAX_BLOCK // max(1, _row_bytes(rows)))
+    return [(start, min(start + step, last)) for start in range(first, last, step)]
+
+
 def _buffer(rows: Rows, comm: SerialComm, placement: Placement) -> np.ndarray:
     """Return memory for the largest block of rows that this rank sends or receives. Collective.
 
@@ -119,13 +119,14 @@ def _buffer(rows: Rows, comm: SerialComm, placement: Placement) -> np.ndarray:
     """
     with collective_errors(comm, MemoryError):
         ranks = range(comm.size) if comm.rank == 0 else [comm.rank]
-        spans = (span for rank in ranks for span in _spans_of(rank, rows, placement))
+        spans = (span for rank in ranks for span in _spans(rank, rows, placement))
         largest = max((stop - start for start, stop in spans), default=0)
         return np.empty((largest, rows.shape[1]), rows.dtype)
 
 
-def _spans_of(rank: int, rows: Rows, placement: Placement):
-    return _row_spans(*placement.edges[rank : rank + 2], rows)
+def _blocks(rank: int, rows: Rows, buffer: np.ndarray, placement: Placement):
+    """Yield the first client of each block of a rank, and memory for its rows."""
+    return ((start, buffer[: stop - start]) for start, stop in _spans(rank, rows, placement))
 
 
 def _receive(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placement):
@@ -133,27 +134,27 @@ def _receive(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placem
 
     A block is valid until the next one is requested.
     """
-    for start, stop in _spans_of(0, rows, placement):
-        block = buffer[: stop - start]
-        rows.read(start, block)
-        yield start, block
-    for rank in range(1, comm.size):
-        for start, stop in _spans_of(rank, rows, placement):
-            block = buffer[: stop - start]
-            comm.receive(block, rank)
+    for rank in range(comm.size):
+        for start, block in _blocks(rank, rows, buffer, placement):
+            if rank == 0:
+                rows.read(start, block)
+            else:
+                comm.receive(block, rank)
             yield start, block
 
 
-def _send(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placement):
-    """Yield the range of clients of each block of the other ranks and memory to fill, on rank 0.
+def _deliver(rows: Rows, buffer: np.ndarray, comm: SerialComm, placement: Placement):
+    """Yield the first client number of each block of all ranks and memory to fill, on rank 0.
 
-    A block is sent when the next one is requested.
+    A block is stored or sent when the next one is requested.
     """
-    for rank in range(1, comm.size):
-        for start, stop in _spans_of(rank, rows, placement):
-            block = buffer[: stop - start]
-            yield slice(start, stop), block
-            comm.send(block, rank)
+    for rank in range(comm.size):
+        for start, block in _blocks(rank, rows, buffer, placement):
+            yield start, block
+            if rank == 0:
+                rows.write(start, block)
+            else:
+                comm.send(block, rank)
 
 
 def _expect_space(folder: Path, needed: int) -> None:
@@ -221,18 +222,15 @@ def read_clients(path: Path | None, rows: Rows, comm: SerialComm, placement: Pla
     """
     buffer = _buffer(rows, comm, placement)
     if comm.rank != 0:
-        for start, stop in _row_spans(0, rows.shape[0], rows):
-            comm.receive(buffer[: stop - start], 0)
-            rows.write(start, buffer[: stop - start])
+        for start, block in _blocks(comm.rank, rows, buffer, placement):
+            comm.receive(block, 0)
+            rows.write(start - placement.edges[comm.rank], block)
         return
-    blocks = _send(rows, buffer, comm, placement)
+    blocks = _deliver(rows, buffer, comm, placement)
     try:
         with open_untrusted(path) as file:
-            clients = file["clients"]
-            for start, stop in _spans_of(0, rows, placement):
-                rows.write(start, clients[start:stop])
-            for clients_of_block, block in blocks:
-                block[...] = clients[clients_of_block]
+            for start, block in blocks:
+                block[...] = file["clients"][start : start + len(block)]
     finally:
         for _ in blocks:  # the other ranks receive their rows even if rank 0 fails
             pass

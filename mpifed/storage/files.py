@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from mpifed.base.errors import ConfigError
 
 __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC", "LOCK_FILE",
-    "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE",
-    "SEARCH_RESULT", "TRIALS", "TRIED", "checkpoints", "expect_writable", "is_figure", "is_own", "is_paper",
-    "is_weights", "logs", "no_link", "open_file", "rank_of", "expect_own", "remove_leftovers",
-    "replacing", "round_of", "run_files", "sync", "writing",
+    "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE", "SCRIPT",
+    "SCRIPT_HEAD", "SEARCH_RESULT", "TRIALS", "TRIED", "assigned_runs", "assignment_lines", "checkpoints",
+    "expect_own", "expect_writable", "is_figure", "is_own", "is_paper", "is_script", "is_weights", "logs",
+    "open_file", "rank_of", "remove_leftovers", "replacing", "round_of", "run_files", "sync",
+    "writing",
 ]  # fmt: skip
 
 RUN_FILE, LOCK_FILE = "run.h5", "run.lock"
@@ -50,6 +52,12 @@ WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: Creator of vector figures, and first line of a report's text.
 REPORT_MARK = "mpifed report"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+#: Name of the batch script that ``mpifed launch`` writes into a folder of results, the first characters of
+#: every script, and its maximum size in bytes. A file that begins otherwise is not replaced.
+SCRIPT, SCRIPT_HEAD, MAX_SCRIPT = "job.sbatch", "#!/bin/bash\n# mpifed launch ", 2**26
+#: A comment of a script: an element of its job array, and the runs that the element executes, as a JSON list
+#: of folders next to the script.
+_ASSIGNMENT = re.compile(r"# runs (\d+): (\[.*\])")
 #: Number of bytes that are searched for a signature.
 _HEAD_BYTES = 2**20
 _TEMPORARY = re.compile(r"(.+)\.tmp\.([0-9]{1,18})", re.DOTALL)
@@ -63,7 +71,7 @@ def _begins(magic: bytes, then: bytes = b"") -> Signature:
 
     def begins(head: bytes) -> bool:
         pairs = [*zip(head, magic)]
-        return sum(one != other for one, other in pairs) <= len(pairs) // 8 and then in head
+        return sum(actual != expected for actual, expected in pairs) <= len(pairs) // 8 and then in head
 
     return begins
 
@@ -110,21 +118,21 @@ def _signature(name: str) -> Signature:
     return next((own for pattern, own in _NAMES.items() if pattern.fullmatch(name)), lambda head: False)
 
 
-def no_link(path: str | Path, flags: int) -> int:
+def _no_link(path: str | Path, flags: int) -> int:
     """Open a file, as the ``opener`` of :func:`open`, without following a link or waiting for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def open_file(path: Path, limit: float = math.inf) -> BinaryIO:
-    """Open a file for reading that a stranger may have put into a folder.
+def open_file(path: Path, mode: str = "rb", limit: float = math.inf, **options) -> IO:
+    """Open a file that a stranger may have put into a folder, with the options of :func:`open`.
 
     Args:
         limit: maximum size in bytes.
 
     Raises:
-        OSError: there is no file, or a link, or another one than a regular file of at most this size.
+        OSError: there is no file to read, or a link, or another one than a regular file of at most this size.
     """
-    file = open(path, "rb", opener=no_link)
+    file = open(path, mode, opener=_no_link, **options)
     state = os.fstat(file.fileno())
     if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
         file.close()
@@ -146,6 +154,36 @@ def is_own(path: Path, signature: Signature | None = None) -> bool:
     return not head.strip(b"\0") or (signature or _signature(path.name))(head)
 
 
+def assignment_lines(runs_by_element: Sequence[Sequence[str]]) -> list[str]:
+    """Return comment lines in ASCII with the runs of each element, as names of folders next to the script."""
+    return [f"# runs {number}: {json.dumps(list(names))}" for number, names in enumerate(runs_by_element)]
+
+
+def is_script(file: Path) -> bool:
+    """Whether ``mpifed launch`` has written a file."""
+    return bool(_script_text(file))
+
+
+def assigned_runs(script: Path) -> list[tuple[int, Path]]:
+    """Return the element and the folder of every run in a script; [] for any other or unreadable file."""
+    runs = []
+    for match in _ASSIGNMENT.finditer(_script_text(script)):
+        with contextlib.suppress(ValueError):
+            names = json.loads(match[2])
+            runs += [(int(match[1]), script.parent / name) for name in names if isinstance(name, str)]
+    return runs
+
+
+def _script_text(script: Path) -> str:
+    """Return the text of a script; "" for any other or unreadable file."""
+    try:
+        with open_file(script, limit=MAX_SCRIPT) as file:
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text if text.startswith(SCRIPT_HEAD) else ""
+
+
 def expect_own(paths: Iterable[Path], signature: Signature | None = None) -> None:
     """Raise a :class:`ConfigError` if one of the paths exists and is not a file of this package."""
     for path in paths:
@@ -154,12 +192,12 @@ def expect_own(paths: Iterable[Path], signature: Signature | None = None) -> Non
 
 
 def _refusal(path: Path) -> str:
-    found = "a file that mpifed has not written"
+    kind = "a file that mpifed has not written"
     if path.is_symlink():
-        found = "a symbolic link"
+        kind = "a symbolic link"
     elif path.is_dir():
-        found = "a folder"
-    return f"{path} is {found} and would be replaced: move it away, or choose another place"
+        kind = "a folder"
+    return f"{path} is {kind} and would be replaced: move it away, or choose another place"
 
 
 def expect_writable(path: str | Path, signature: Signature) -> None:

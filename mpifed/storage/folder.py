@@ -21,7 +21,6 @@ from mpifed.storage.files import (
     checkpoints,
     expect_own,
     is_own,
-    no_link,
     open_file,
     remove_leftovers,
     run_files,
@@ -84,7 +83,7 @@ class Folder:
         if create and not self.path.is_dir():
             self._create()
         expect_own(run_files(self.path))
-        self._lock = open(self.path / LOCK_FILE, "a+b", buffering=0, opener=no_link)
+        self._lock = open_file(self.path / LOCK_FILE, "a+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._locked = True
@@ -148,7 +147,8 @@ class Folder:
                 self._acquire(create=False, wait=False)
             except ValueError as error:
                 raise OSError(str(error)) from None
-        text = _read_lock(self.path)  # opened again, since another host may have written
+        with open_file(self.path / LOCK_FILE) as lock:  # opened again, since another host may have written
+            text = _first_line(lock)
         if text != self._signature:
             raise OSError(f"it is in use by {text}" if text else "another run has used it in the meantime")
 
@@ -221,11 +221,6 @@ def _is_locked(lock, text: str) -> bool | None:
     except OSError:
         return None
     return False if f" on {socket.gethostname()}," in text else None
-
-
-def _read_lock(folder: Path) -> str:
-    with open_file(folder / LOCK_FILE) as lock:
-        return _first_line(lock)
 
 
 def _first_line(lock) -> str:

@@ -24,17 +24,21 @@ from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
 from mpifed.storage.files import HDF5_MAGIC, open_file
 
-__all__ = ["USER_BLOCK", "add_digest", "create", "expect_digest", "open_untrusted", "deferring_errors"]
+__all__ = ["USER_BLOCK", "ErrorDeferringFile", "add_digest", "create", "expect_digest", "open_untrusted"]
 
 #: Size of the user block in bytes.
 USER_BLOCK = 512
 _NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
 
 
-class _ErrorDeferringFile(io.FileIO):
-    """A file that stores its first write error instead of raising it, because HDF5 can crash on errors."""
+class ErrorDeferringFile(io.FileIO):
+    """A new file for h5py, as a context that raises the first write error, an :class:`OSError`, at the end,
+    because HDF5 can crash on errors."""
 
     error: OSError | None = None
+
+    def __init__(self, path: Path):
+        super().__init__(path, "w+")
 
     def write(self, data) -> int:
         rest = memoryview(data).cast("B")
@@ -52,14 +56,10 @@ class _ErrorDeferringFile(io.FileIO):
         except OSError as error:
             self.error = error
 
-
-@contextmanager
-def deferring_errors(path: Path) -> Iterator[_ErrorDeferringFile]:
-    """Yield a file object for h5py that raises the first write error, an :class:`OSError`, at the end."""
-    with _ErrorDeferringFile(path, "w+") as file:
-        yield file
-    if file.error:
-        raise file.error
+    def __exit__(self, kind, *_) -> None:
+        self.close()
+        if self.error and kind is None:
+            raise self.error
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def create(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    with deferring_errors(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+    with ErrorDeferringFile(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
         target.seek(0)
         target.write(magic)  # so that the file of a killed process is recognised
         yield file
@@ -98,12 +98,12 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
     first, _, rest = file.read(USER_BLOCK).partition(b"\n")
     if first != magic + b"%d" % format:
         if first.startswith(magic):
-            found = f"of format {first[len(magic) :].decode(errors='replace')}"
+            kind = f"of format {first[len(magic) :].decode(errors='replace')}"
         elif first.startswith(HDF5_MAGIC[:4]):
-            found = "of format 1"  # of version 0.1
+            kind = "of format 1"  # of version 0.1
         else:
-            found = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
-        raise ValueError(f"it is {found}, expected format {format}")
+            kind = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
+        raise ValueError(f"it is {kind}, expected format {format}")
     if rest.partition(b"\n")[0] != _digest(file):
         raise ValueError("its bytes do not match their digest")
 

@@ -73,7 +73,7 @@ def _with_checksums(rows: np.ndarray) -> np.ndarray:
 
 
 def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Read the history up to a checkpoint.
+    """Read the history up to a checkpoint. Damaged rows cause a warning.
 
     Args:
         header: header of the checkpoint, which contains the costs of its own round. They identify the run.
@@ -94,23 +94,26 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     valid &= not valid[-1] or np.array_equal(rows["costs"][-1], header["totals"])
     for table in rows.dtype.names[1:]:
         rows[table][~valid] = np.nan
+    rows["costs"][-1] = header["totals"]
     damaged = numbers[~valid].tolist()
     restored = _restore(rows, damaged, folder, header) if damaged else []
+    lost = sorted({*damaged} - {*restored})
+    reason = f"{folder / HISTORY_FILE} is damaged or of another run"
     if restored:
-        rounds_of_rows = format_ranges(restored, " to ")
+        warning(f"{reason}: rounds {format_ranges(restored, ' to ')} are read from {RUN_FILE}")
+    if lost:
         warning(
-            f"{folder / HISTORY_FILE} is damaged or of another run: rounds {rounds_of_rows} are read from "
-            f"{RUN_FILE}"
+            f"{reason}: the costs, metrics and recorded iterates of rounds {format_ranges(lost, ' to ')} are "
+            "lost; the run continues from the state in its checkpoint, which is complete"
         )
-    rows["costs"][-1] = header["totals"]
     evaluated = ~np.isnan(rows["metrics"][:, 0])
     tables = {"costs": rows["costs"], "metrics": rows["metrics"][evaluated].T}
     iterates = {name: rows[name][1:] for name in rows.dtype.names[3:]}
-    return tables | iterates, sorted({*damaged} - {*restored})
+    return tables | iterates, lost
 
 
 def _restore(rows: np.ndarray, damaged: list[int], folder: Path, header: Mapping) -> list[int]:
-    """Fill damaged rows from the results file in ``folder``, and return their rounds.
+    """Fill damaged rows, whose values are NaN, from the results file in ``folder``, and return their rounds.
 
     Nothing is filled from the results of another run: seed, problem, names of metrics and sizes of iterates,
     and the costs of the rounds that are known, must be the same.
@@ -118,25 +121,24 @@ def _restore(rows: np.ndarray, damaged: list[int], folder: Path, header: Mapping
     results = read_if_valid(folder)
     if results is None:
         return []
-    run, output = results
-    names, rounds = header["metrics"][1:], run.costs["round"].tolist()
-    costs = np.array([run.costs[name] for name in COSTS], np.float64).T
-    known = np.where(np.isin(np.arange(len(rows)), damaged), np.nan, rows["costs"][:, 0])
-    totals = {int(r): rows["costs"][int(r)] for r in known[~np.isnan(known)]}
-    totals[header["round"]] = np.array(header["totals"])
-    same_run = all(run.config.get(key) == header["config"].get(key) for key in ("seed", "problem"))
-    same_run = same_run and {*names} <= {*run.metrics}
-    for r, row in zip(rounds, costs):
-        same_run = same_run and (r not in totals or np.array_equal(row, totals[r]))
-    for block, size in header["recorded"].items():
-        same_run = same_run and output.iterates.get(block, rows[:0]).shape == (run.last_round, size)
+    (run, output), names = results, header["metrics"][1:]
+    costs = dict(zip(run.costs["round"].tolist(), np.array([run.costs[name] for name in COSTS], float).T))
+    known = {r for r, row in enumerate(rows["costs"]) if not np.isnan(row[0])}
+    same_run = (
+        all(run.config.get(key) == header["config"].get(key) for key in ("seed", "problem"))
+        and {*names} <= {*run.metrics}
+        and all(np.array_equal(costs[r], rows["costs"][r]) for r in known & {*costs})
+        and all(
+            output.iterates.get(block, rows[:0]).shape == (run.last_round, size)
+            for block, size in header["recorded"].items()
+        )
+    )
     if not same_run:
         return []
-    positions = {r: place for place, r in enumerate(rounds)}
     evaluated = {r: place for place, r in enumerate(run.metric_rounds.tolist())}
-    restored = [r for r in damaged if r in positions]
+    restored = [r for r in damaged if r in costs]
     for r in restored:
-        rows["costs"][r] = costs[positions[r]]
+        rows["costs"][r] = costs[r]
         if r in evaluated:
             rows["metrics"][r] = [r, *(run.metrics[name][evaluated[r]] for name in names)]
         for block in header["recorded"] if r else ():

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
 import os
 import stat
+import sys
 import warnings
 from pathlib import Path
 
 from mpifed.base.log import LOG, escape_control, warning
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import process_name
-from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, no_link, rank_of
+from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, open_file, rank_of
 
 __all__ = ["RankLog"]
 
@@ -27,17 +29,6 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         return f"{self.formatTime(record)} {level}{escape_control(super().format(record))}"
-
-
-class _Buffer(logging.Handler):
-    """Collects messages until there is a file."""
-
-    def __init__(self):
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
 
 class _File(logging.StreamHandler):
@@ -57,7 +48,9 @@ class RankLog:
 
     def __init__(self, comm: SerialComm, folder: Path):
         self._comm, self._folder = comm, folder
-        self._handler: logging.Handler = _Buffer()
+        #: Collects messages of all levels until there is a file.
+        self._buffer = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
+        self._handler: logging.Handler = self._buffer
 
     def __enter__(self) -> RankLog:
         self._level, self._show = LOG.level, warnings.showwarning
@@ -100,7 +93,7 @@ class RankLog:
             return
         path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
         try:
-            stream = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_link)
+            stream = open_file(path, "a", encoding="utf-8", errors="backslashreplace")
             self._start_of_run = os.fstat(stream.fileno()).st_size
             stream.write(f"{LOG_MAGIC.decode()}{self._comm.rank} of {self._comm.size}, {process_name()}\n")
             stream.flush()
@@ -108,12 +101,12 @@ class RankLog:
             if self._comm.rank == 0:
                 warning(f"cannot write the log {path}: {error.strerror}; the run continues without it")
             return
-        buffer, self._handler = self._handler, _File(stream)
+        self._handler = _File(stream)
         self._handler.setFormatter(_Formatter())
-        LOG.removeHandler(buffer)
+        LOG.removeHandler(self._buffer)
         LOG.addHandler(self._handler)
-        for record in buffer.records:
-            self._handler.handle(record)
+        self._buffer.setTarget(self._handler)
+        self._buffer.flush()
 
     def _prepare_folder(self) -> str:
         """Create the folder of the logs on rank 0; return why that is not possible, "" if it is."""

@@ -261,43 +261,37 @@ def write(
     folder: Path,
     attributes: Mapping[str, str],
     columns: Mapping[str, Mapping[str, np.ndarray]],
-    point: OutputPoint,
-    class_counts: tuple[np.ndarray, list[str]] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    details: Details | None = None,
-    best: BestPoint | None = None,
+    output: RunOutput,
+    class_counts: tuple[np.ndarray, list[str]] | None,
+    details: Details,
 ) -> None:
     """Replace the results file of a folder.
 
     Args:
-        attributes: attributes of the file.
-        columns: arrays by group (``costs``, ``ranks``, ``metrics``, ``iterates``) and name.
-        point: the output point.
+        columns: arrays by group (``costs``, ``ranks``, ``metrics``) and name.
         class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
-        metrics: metrics of the output point.
         details: details of the evaluation of the output point.
-        best: the best evaluated point, with the blocks of ``point``.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    groups = {name: arrays for name, arrays in columns.items() if arrays}
+    point, rounds = output.point, len(next(iter(output.iterates.values()), ()))
+    recorded = {**output.iterates, "round": np.arange(1, rounds + 1)} if output.iterates else {}
+    groups = {**columns, "iterates": recorded, "clients": details.clients}
     classes = {"holdings": (class_counts[0].astype(np.int32), class_counts[1])} if class_counts else {}
-    if details and details.clients:
-        groups["clients"] = details.clients
-    if details and details.confusion is not None:
+    if details.confusion is not None:
         classes["confusion"] = details.confusion, details.classes
     with replacing(Path(folder) / RUN_FILE) as temporary, create(temporary, RESULTS_MAGIC, FORMAT) as file:
         file.attrs.update(attributes)
-        for group, arrays in groups.items():
+        for group, arrays in ((group, arrays) for group, arrays in groups.items() if arrays):
             node = file.create_group(group, track_order=True)  # the order of the metrics is kept
             for name, values in arrays.items():
                 node[name] = values
         for name, (counts, names) in classes.items():
             file[name] = counts
             file[name].attrs["classes"] = json.dumps(names)
-        _write_blocks(file, "final", point.flat, point).attrs.update(metrics or {})
-        if best:
+        _write_blocks(file, "final", point.flat, point).attrs.update(output.metrics)
+        if best := output.best:
             node = _write_blocks(file, "best", best.flat, point)
             node.attrs.update(metric=best.metric, round=best.round)
         network = file.create_group(_NETWORK)  # so that exports need no user code
@@ -341,12 +335,12 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
     Raises:
         ValueError: a folder contains no results file, or a file does not exist.
     """
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for place in map(Path, map(expand_home, places)):
         files = files_below(place) if place.is_dir() else [place]
         expect(files, f"a run file {RUN_FILE} in {place} or below", "none")
-        found |= {file.resolve(): None for file in files}
-    return list(found)
+        runs |= {file.resolve(): None for file in files}
+    return list(runs)
 
 
 def load(path: str | Path) -> RunData:
@@ -476,22 +470,22 @@ def columns_of_names(names: Iterable[str], maximised: Iterable[str]) -> list[Col
     Args:
         maximised: names of the columns or of the metrics to maximise.
     """
-    found = []
+    columns = []
     for name in names:
         match = _NAME.fullmatch(name)
         split, metric, *statistic = filter(None, match.groups()) if match else ("test", name)
-        found.append(Column(metric, split, "".join(statistic), not {name, metric}.isdisjoint(maximised)))
-    return found
+        columns.append(Column(metric, split, "".join(statistic), not {name, metric}.isdisjoint(maximised)))
+    return columns
 
 
 def _read_columns(source: h5py.File, names: Sequence[str]) -> dict[str, Column]:
     """Return what the columns of the group ``metrics`` contain, by name."""
     if "columns" not in source.attrs:
         return dict(zip(names, columns_of_names(names, _text_list(source, "maximised"))))
-    found, types = _table(source, "columns", list), [str, str, str, bool]
-    valid = all(isinstance(entry, list) and [*map(type, entry)] == types for entry in found)
-    expect(valid, "lists of three texts and a truth value in the attribute 'columns'", repr(found)[:80])
-    columns = {column.name: column for column in starmap(Column, found)}
+    entries, types = _table(source, "columns", list), [str, str, str, bool]
+    valid = all(isinstance(entry, list) and [*map(type, entry)] == types for entry in entries)
+    expect(valid, "lists of three texts and a truth value in the attribute 'columns'", repr(entries)[:80])
+    columns = {column.name: column for column in starmap(Column, entries)}
     expect({*columns} == {*names}, f"the columns {', '.join(names)} in the attribute 'columns'", [*columns])
     return columns
 
@@ -524,10 +518,10 @@ def _table(source, name: str, kind: type = dict):
 
 
 def _text_list(source, name: str) -> list[str]:
-    found = _table(source, name, list)
-    texts = all(isinstance(value, str) for value in found)
-    expect(texts, f"texts in the attribute {name!r}", repr(found)[:80])
-    return found
+    values = _table(source, name, list)
+    texts = all(isinstance(value, str) for value in values)
+    expect(texts, f"texts in the attribute {name!r}", repr(values)[:80])
+    return values
 
 
 def _is_deeper(value, depth: int) -> bool:
@@ -544,8 +538,8 @@ def _read_config(source: h5py.File) -> dict:
         for part in filter(None, section.split(".")):
             table = table.get(part) if isinstance(table, dict) else None
         if isinstance(table, dict) and (required or table.get(key) is not None):
-            wanted, found = " or ".join(_TYPE_NAMES[kind] for kind in types), table.get(key)
-            expect(type(found) in types, f"{wanted} as {place!r} in the attribute 'config'", repr(found)[:80])
+            wanted, value = " or ".join(_TYPE_NAMES[kind] for kind in types), table.get(key)
+            expect(type(value) in types, f"{wanted} as {place!r} in the attribute 'config'", repr(value)[:80])
     dotted = [key for part in (config, config["algorithm"]) for key in part if "." in key]
     expect(not dotted, "settings in the attribute 'config' whose names have no dot", dotted)
     for place, plugin in (config.get("plugins") or {}).items():
@@ -555,9 +549,9 @@ def _read_config(source: h5py.File) -> dict:
     return config
 
 
-def _expect_texts(found, keys: Sequence[str], where: str) -> None:
-    valid = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in keys)
-    expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(found)[:80])
+def _expect_texts(table, keys: Sequence[str], where: str) -> None:
+    valid = isinstance(table, dict) and all(isinstance(table.get(key), str) for key in keys)
+    expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(table)[:80])
 
 
 def _group(source: h5py.File, name: str) -> h5py.Group:

@@ -19,16 +19,18 @@ from mpifed.storage.checkpoint import newest
 from mpifed.storage.files import (
     LOCK_FILE,
     RUN_FILE,
+    SCRIPT,
     SEARCH_RESULT,
     TRIALS,
     TRIED,
+    assigned_runs,
     checkpoints,
+    is_script,
     open_file,
     round_of,
 )
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.results import RunData, class_name, expect, load
-from mpifed.storage.slurm_array import SCRIPT, assigned_runs, is_script
 
 __all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
 
@@ -86,14 +88,14 @@ def find_statuses(places: Iterable[str | Path]) -> list[Status]:
     Raises:
         ValueError: a path is not a folder, or the folder contains no run.
     """
-    found: dict[Path, Status] = {}
+    by_folder: dict[Path, Status] = {}
     for place in map(Path, places):
         expect(place.is_dir(), f"a folder {place}", "a file" if place.exists() else "none")
         runs = list(_statuses_below(place))
         expect(runs, f"a run in {place} or below", "none")
         for run in runs:
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            by_folder.setdefault(run.folder.resolve(), run)
+    return list(by_folder.values())
 
 
 def _statuses_below(place: Path) -> Iterator[Status]:
@@ -110,14 +112,14 @@ def _statuses_below(place: Path) -> Iterator[Status]:
         if launched
         for element, run in assigned_runs(folder / SCRIPT)
     }
-    found = sorted([*(folder for folder, _ in visited if is_run(folder)), *unreadable])
-    for folder in found:
+    present = sorted([*(folder for folder, _ in visited if is_run(folder)), *unreadable])
+    for folder in present:
         plan, run = planned.pop(folder.resolve(), None), status(folder)
         yield replace(run, script=plan.script, element=plan.element) if plan else run
     yield from planned.values()
     for folder in (folder for folder, launched in visited if launched):  # a single run, or a search
         unnamed = is_script(folder / SCRIPT) and not assigned_runs(folder / SCRIPT)
-        if unnamed and not any(run.is_relative_to(folder) for run in found):
+        if unnamed and not any(run.is_relative_to(folder) for run in present):
             yield Status(folder, "not begun", f"{folder / SCRIPT} has not written anything yet")
 
 
@@ -176,7 +178,7 @@ def _status(folder: Path) -> Status:
     config = run.config if run else config
     rounds, running = config.get("rounds"), run is not None and state.startswith("running")
     metric = next(iter(run.metrics), "") if run else ""
-    done = [_round(files), run.last_round if run else None]
+    done, pace = [_round(files), run.last_round if run else None], _pace(run) if running else None
     return Status(
         folder,
         state,
@@ -189,8 +191,8 @@ def _status(folder: Path) -> Status:
         validation=_latest(run, validation_column(metric, run.columns) if run else None),
         best=_best(run, metric),
         age=_age([results, *files] if run or error or files else [lock]),
-        pace=_pace(run) if running else None,
-        left=_left(run, _age([results, lock])) if running else None,
+        pace=pace,
+        left=_left(run, pace, _age([results, lock])) if running else None,
     )
 
 
@@ -227,8 +229,8 @@ def _resumable(files: list[Path]) -> tuple[int | None, dict, list[str]]:
 
 
 def _expect_settings(header, *_) -> None:
-    found = isinstance(header, dict) and header.get("config")
-    expect(isinstance(found, dict), "settings in its header", header)
+    settings = isinstance(header, dict) and header.get("config")
+    expect(isinstance(settings, dict), "settings in its header", header)
 
 
 def _results(folder: Path) -> tuple[RunData | None, str]:
@@ -262,11 +264,10 @@ def _pace(run: RunData) -> float | None:
     return float(done / took) if done > 0 and took > 0 else None
 
 
-def _left(run: RunData, since: float | None) -> float | None:
+def _left(run: RunData, pace: float | None, since: float | None) -> float | None:
     """Estimate the seconds until a run ends, ``since`` seconds after it started or last wrote results."""
-    rounds, stop, pace = run.config.get("rounds"), run.config.get("stop"), _pace(run)
-    budget = stop.get("seconds") if isinstance(stop, dict) else None
-    ends = [(rounds - run.last_round) / pace] if pace and isinstance(rounds, int) else []
+    budget = (run.config.get("stop") or {}).get("seconds")
+    ends = [(run.config["rounds"] - run.last_round) / pace] if pace else []
     ends += [budget - float(run.costs["seconds"][-1])] if isinstance(budget, int | float) else []
     return max(0.0, min(ends) - (since or 0.0)) if ends else None
 

@@ -91,7 +91,7 @@ PLACES = [
     ("run", "mpifed.storage.checkpoint:create", OSError, "first"),
     ("run", "mpifed.running.recorder:Recorder.write", OSError, "first"),
     ("continue", "mpifed.simulation.state:ClientRows.copy_", RuntimeError, "last"),
-    ("continue", f"{CHECKPOINTS}_read_history", OSError, "first"),
+    ("continue", "mpifed.storage.history:read", OSError, "first"),
     ("estimate", f"{SIMULATION}Allocation", ContractError, "last"),
     ("estimate", "mpifed.diagnostics.assumptions:_Estimator._local_clients", ValueError, "last"),
     ("search", "mpifed.tuning.tuner:discard", OSError, "first"),

@@ -12,6 +12,9 @@ from games import trace
 
 from mpifed import resume, run
 
+#: Costs that are measured.
+TIMES = ("seconds", "compute_seconds", "communication_seconds")
+
 
 def bits(result) -> np.ndarray:
     """Return the output point with all blocks."""
@@ -21,6 +24,18 @@ def bits(result) -> np.ndarray:
 def iterates(result) -> np.ndarray:
     """Return the points after every round with all blocks, ``[rounds, d]``."""
     return np.concatenate(list(result.iterates.values()), axis=1)
+
+
+def assert_same(result, other, measured: bool = True) -> None:
+    """Assert that two results have the same values bit for bit; their times only if ``measured``."""
+    assert result.history == other.history and result.metrics == other.metrics
+    for name in ("costs", "iterates", "point"):
+        ours, theirs = getattr(result, name), getattr(other, name)
+        assert list(ours) == list(theirs)
+        for key in ours:
+            if measured or key not in TIMES:
+                np.testing.assert_array_equal(ours[key], theirs[key])
+                assert ours[key].dtype == theirs[key].dtype, key
 
 
 def resumed(comm, folder):

@@ -8,8 +8,8 @@ import json
 import h5py
 import numpy as np
 
-from mpifed.storage import hdf5
-from mpifed.storage.files import RESULTS_MAGIC
+from mpifed.storage import checkpoint, hdf5
+from mpifed.storage.files import CHECKPOINT_MAGIC, RESULTS_MAGIC
 from mpifed.storage.results import FORMAT
 
 #: Costs per round.
@@ -80,6 +80,40 @@ def edited(file):
         own = opened.userblock_size == hdf5.USER_BLOCK
     if own:
         hdf5.add_digest(file, RESULTS_MAGIC, FORMAT)
+
+
+def replaced(**changes):
+    """Return a change of a run file that replaces attributes (``attr_NAME``) and objects (``GROUP__NAME``);
+    ``None`` deletes."""
+
+    def change(file):
+        for name, value in changes.items():
+            attribute = name.startswith("attr_")
+            place, key = (file.attrs, name[5:]) if attribute else (file, name.replace("__", "/"))
+            if key in place:
+                del place[key]
+            if value is not None:
+                place[key] = value
+
+    return change
+
+
+def settings(**changes):
+    """Return a change of a run file that replaces stored settings; ``None`` deletes."""
+
+    def change(file):
+        table = json.loads(file.attrs["config"]) | changes
+        file.attrs["config"] = json.dumps({key: value for key, value in table.items() if value is not None})
+
+    return change
+
+
+def rewrite(path, change):
+    """Change a checkpoint by ``change(header, file)``, which may return another header, and its digest."""
+    with h5py.File(path, "r+") as file:
+        header = json.loads(file.attrs["header"])
+        file.attrs["header"] = json.dumps(change(header, file) or header)
+    hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
 
 
 def decay(rate):

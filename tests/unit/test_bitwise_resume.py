@@ -84,18 +84,18 @@ def without_times(file) -> bytes:
 
 def described(file) -> dict:
     """Order, types, shapes, attributes and values of everything in a file."""
-    found = {}
+    content = {}
 
     def note(name, node):
         attributes = [(key, np.asarray(value).tolist()) for key, value in node.attrs.items()]
-        found[name] = [type(node).__name__, attributes]
+        content[name] = [type(node).__name__, attributes]
         if isinstance(node, h5py.Dataset):
-            found[name] += [str(node.dtype), node.shape, [] if name in MEASURED else node[...].tolist()]
+            content[name] += [str(node.dtype), node.shape, [] if name in MEASURED else node[...].tolist()]
 
     with h5py.File(file) as opened:
-        found["/"] = [(key, value) for key, value in opened.attrs.items()]
+        content["/"] = [(key, value) for key, value in opened.attrs.items()]
         opened.visititems(note)
-    return found
+    return content
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
@@ -103,16 +103,16 @@ def test_interrupted_run_writes_the_same_bytes(whole, interrupt, after):
     folder = interrupt(after)
     result = run(job(folder), COMM)
     ours, theirs = folder / "run.h5", folder.with_name("whole") / "run.h5"
-    found = described(ours)
+    resumed = described(ours)
     for name, expected in described(theirs).items():
-        assert found[name] == expected, name
+        assert resumed[name] == expected, name
     assert without_times(ours) == without_times(theirs)
     assert result.history == whole[0].history and all(type(r) is int for r in result.history["round"])
 
 
 def types_of(folder) -> dict:
     """The dtype and the number of axes of every dataset."""
-    datasets = {name: one for name, one in described(folder / "run.h5").items() if one[0] == "Dataset"}
+    datasets = {name: entry for name, entry in described(folder / "run.h5").items() if entry[0] == "Dataset"}
     return {name: (dtype, len(shape)) for name, (_, _, dtype, shape, _) in datasets.items()}
 
 

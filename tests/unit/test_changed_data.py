@@ -20,7 +20,7 @@ from mpifed.base.plugins import digest_on_disk
 from mpifed.core.participation import read_trace
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.setup import InitialWeights
-from mpifed.storage.slurm_array import assigned_runs
+from mpifed.storage.files import assigned_runs
 
 JOB = """
 rounds = 2

@@ -132,8 +132,8 @@ def test_disk_becomes_full_while_hdf5_writes(tmp_path, monkeypatch, left):
             space[0] -= len(data)
             return super().write(data) if space[0] >= 0 else no_space()
 
-    small = type("Small", (hdf5._ErrorDeferringFile, Limited), {})
-    monkeypatch.setattr(hdf5, "_ErrorDeferringFile", small)
+    small = type("Small", (hdf5.ErrorDeferringFile, Limited), {})
+    monkeypatch.setattr(hdf5, "ErrorDeferringFile", small)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, clients=1000)
     assert names(tmp_path) == ["checkpoint-00000001.h5"]
@@ -169,23 +169,23 @@ def test_incomplete_file_is_recognised(tmp_path):
 
 def test_shielded_file(tmp_path):
     """It contains what was written, and raises the first error at the end."""
-    with hdf5.deferring_errors(tmp_path / "file") as target, h5py.File(target, "w") as file:
+    with hdf5.ErrorDeferringFile(tmp_path / "file") as target, h5py.File(target, "w") as file:
         file["x"] = np.arange(10**5)
     with h5py.File(tmp_path / "file") as file:
         np.testing.assert_array_equal(file["x"][...], np.arange(10**5))
-    with hdf5.deferring_errors(tmp_path / "file") as target:
+    with hdf5.ErrorDeferringFile(tmp_path / "file") as target:
         target.write(b"12345")
         target.truncate(2)
     assert (tmp_path / "file").read_bytes() == b"12"
     sizes = []
     with (
         pytest.raises(OSError, match="No space left on device"),
-        hdf5.deferring_errors("/dev/full") as target,
+        hdf5.ErrorDeferringFile("/dev/full") as target,
     ):
         sizes += [target.write(b"12345"), target.write(b"12")]
         target.flush()
     assert sizes == [5, 2]
-    with pytest.raises(OSError, match="Invalid argument"), hdf5.deferring_errors("/dev/null") as target:
+    with pytest.raises(OSError, match="Invalid argument"), hdf5.ErrorDeferringFile("/dev/null") as target:
         target.truncate(2)
 
 

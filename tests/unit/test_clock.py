@@ -18,25 +18,11 @@ RANDOM += ["clock.server_seconds=0.1"]
 #: 5 clients, 2 of which participate, so that some of 3 ranks have no member in most rounds.
 JOB = """
 rounds = 6
-[algorithm]
-name = "LocalSGDA"
-q = 3
-eta_x = 0.01
-eta_y = 0.01
-[problem]
-name = "Saddle"
-clients = 5
-d = 4
-[participation]
-cohort = 2
-[clock]
-bandwidth_down = 1e3
-bandwidth_up = 3e2
-gradients_per_second = 7.0
-latency = 0.01
-[run]
-progress = false
-checkpoint_every = 2
+algorithm = { name = "LocalSGDA", q = 3, eta_x = 0.01, eta_y = 0.01 }
+problem = { name = "Saddle", clients = 5, d = 4 }
+participation.cohort = 2
+clock = { bandwidth_down = 1e3, bandwidth_up = 3e2, gradients_per_second = 7.0, latency = 0.01 }
+run = { progress = false, checkpoint_every = 2 }
 """
 
 
@@ -56,8 +42,8 @@ def test_time_of_a_client():
         expected.append(2.0 + 0.25 + 2 * 0.125 + compute + 8.0 * lost)
     np.testing.assert_allclose(member_seconds(clock, 7, 4, 1, clients, calls, VOLUME), expected, rtol=1e-14)
     assert {0, 1, 2} <= losses
-    one = member_seconds(Clock(**PLAIN), 7, 4, 1, clients[:1], np.array([6]), VOLUME)
-    assert one.tolist() == [2.0 + 0.25 + 1.5]
+    seconds = member_seconds(Clock(**PLAIN), 7, 4, 1, clients[:1], np.array([6]), VOLUME)
+    assert seconds.tolist() == [2.0 + 0.25 + 1.5]
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():

@@ -40,20 +40,22 @@ def runs(tmp_path):
 
 @pytest.fixture
 def settings(runs):
-    found = {one.name: one for one in settings_of(load(path) for path in find_runs([runs]))}
-    return [found[name] for name in ENDS]
+    by_name = {setting.name: setting for setting in settings_of(load(path) for path in find_runs([runs]))}
+    return [by_name[name] for name in ENDS]
 
 
 def test_statistics_of_the_finite_seeds(settings):
-    whole, four, none = (one.spread(lambda run: Rule().value(run, "error")) for one in settings)
+    whole, four, none = (value.spread(lambda run: Rule().value(run, "error")) for value in settings)
     assert whole == MeanStd(6.0, pytest.approx(math.sqrt(2.5))) and whole.finite is None
     assert math.isnan(four.mean) and four.finite == FiniteSummary(4, 5, 3.0, 1.0, 5.0)
     assert math.isnan(none.mean) and none.finite[:2] == (0, 5) and math.isnan(none.finite.median)
     assert MeanStd.from_values([math.inf, 2.0]).finite == FiniteSummary(1, 2, 2.0, 2.0, 2.0)
-    texts = [cell("error final", one) for one in (whole, four, none, MeanStd.from_values([math.nan, 2.0]))]
+    texts = [
+        cell("error final", value) for value in (whole, four, none, MeanStd.from_values([math.nan, 2.0]))
+    ]
     assert texts[:2] == ["6 ± 1.6", "median 3 (1 to 5), 4 of 5 finite"]
     assert texts[2:] == ["0 of 5 finite", "2, 1 of 2 finite"]
-    assert [cell("seconds", one) for one in (99.0, 100.0, 1e300)] == ["99 s", "0:01:40", "1e+300 s"]
+    assert [cell("seconds", value) for value in (99.0, 100.0, 1e300)] == ["99 s", "0:01:40", "1e+300 s"]
 
 
 def test_tables_count_diverged_seeds(settings, tmp_path):
@@ -97,7 +99,7 @@ def test_a_curve_aggregates_the_finite_seeds_and_every_seed_is_a_thin_line(setti
     panel = drawn(settings).axes[0]
     lines = [line.get_ydata().tolist() for line in panel.lines if line.get_linestyle() != "None"]
     assert lines == [[1000, 102, 6], [1000, 101.5, 3.0], [1000]]
-    (seeds,) = [one for one in panel.collections if one.get_label() == "seeds of Four"]
+    (seeds,) = [drawing for drawing in panel.collections if drawing.get_label() == "seeds of Four"]
     ends = [path.vertices[-1].tolist() for path in seeds.get_paths()]
     assert ends == [[10, 1], [10, 2], [10, 4], [10, 5], [0, 1000]]
     crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "x"]
@@ -112,7 +114,7 @@ def test_a_diverging_seed_does_not_stretch_the_axis(tmp_path, drawn):
         write(tmp_path / f"{seed}", "A", 5 * len(error) - 5, 5, stopped, config, error=error)
     panel = drawn(settings_of(load(path) for path in find_runs([tmp_path]))).axes[0]
     assert panel.get_ylim()[1] < 4
-    (seeds,) = [one for one in panel.collections if one.get_label() == "seeds of A"]
+    (seeds,) = [drawing for drawing in panel.collections if drawing.get_label() == "seeds of A"]
     assert seeds.get_paths()[2].vertices[:, 1].tolist() == [3, 1e80]
 
 
@@ -137,7 +139,7 @@ def test_the_page_has_medians_and_seeds(settings):
     whole, four, none = (line["y"]["error"] for line in json.loads(block)["lines"])
     assert whole["median"] == [1000, 102, 6] and whole["low"][-1] == 4.4 and "seeds" not in whole
     assert four["median"] == [1000, 101.5, 3] and four["seeds"][4]["x"]["rounds"] == [0]
-    ends = [(one["y"][-1], one["diverged"]) for one in four["seeds"]]
+    ends = [(seed["y"][-1], seed["diverged"]) for seed in four["seeds"]]
     assert ends == [(1, False), (2, False), (4, False), (5, False), (1000, True)]
     assert len(none["seeds"]) == 5
     assert "Four (4 of 5 finite)" in text and "median 3 (1 to 5), 4 of 5 finite" in text

@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 import pytest
-from commands import error_of, output_of
 from saddle_job import table
 
 from mpifed import resume, run
@@ -127,39 +126,37 @@ def test_places_that_cannot_be_written_to(tmp_path):
             opened(place)
 
 
-def test_read_only_file_system(tmp_path):
-    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        start = time.monotonic()
-        for place in (tmp_path, tmp_path / "run"):
-            with pytest.raises(ValueError, match=f"cannot write to run.out = {place}: Read-only file system"):
-                opened(place)
-        assert time.monotonic() - start < 10, "there is nothing to wait for"
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
-
-
-def test_complete_run_on_a_read_only_file_system(tmp_path):
-    """`mpifed run` succeeds, since nothing has to be written."""
-    disk, file = tmp_path / "disk", tmp_path / "job.toml"
+@pytest.fixture
+def mounted(tmp_path):
+    """A file system, and a function that makes it read-only."""
+    disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "tmpfs", disk]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
-    try:
-        file.write_text(
-            'rounds = 2\nalgorithm = { name = "LocalSGDA", q = 1, eta_x = 0.1, eta_y = 0.1 }\n'
-            f'problem = {{ name = "Saddle", clients = 2, d = 2 }}\nrun.out = "{disk}/run"\n'
-        )
-        output_of("run", file)
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        output_of("run", file)
-        assert resume(disk / "run").round == 2
-        assert "Read-only" in error_of("run", file, "rounds=3")
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    yield disk, lambda: subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_read_only_file_system(mounted):
+    disk, protect = mounted
+    protect()
+    start = time.monotonic()
+    for place in (disk, disk / "run"):
+        with pytest.raises(ValueError, match=f"cannot write to run.out = {place}: Read-only file system"):
+            opened(place)
+    assert time.monotonic() - start < 10, "there is nothing to wait for"
+
+
+def test_complete_run_on_a_read_only_file_system(mounted):
+    """It is returned, since nothing has to be written."""
+    disk, protect = mounted
+    first = run(table(disk / "run", 2))
+    protect()
+    for again in (run(table(disk / "run", 2)), resume(disk / "run")):
+        assert again.round == 2 and again.point["x"].equal(first.point["x"])
+    with pytest.raises(CollectiveError, match="Read-only"):
+        run(table(disk / "run", 3))
 
 
 def job(out, **settings) -> dict:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import saddle_job
 import torch
+from resumed import assert_same
 from runfiles import edited
 from small_job import LIMIT, job
 
@@ -30,19 +31,14 @@ def table(folder) -> dict:
     return saddle_job.table(folder, rounds=4, record=["x"], run={"eval_every": 2})
 
 
-def same(one: mpifed.Result, other: mpifed.Result) -> None:
-    assert one.config == other.config and one.end == other.end and one.path.samefile(other.path)
-    assert one.metrics == other.metrics and one.history == other.history
-    for ours, theirs in ((one.costs, other.costs), (one.iterates, other.iterates), (one.point, other.point)):
-        assert list(ours) == list(theirs)
-        for name in ours:
-            np.testing.assert_array_equal(ours[name], theirs[name])
-            assert ours[name].dtype == theirs[name].dtype, name
-    assert list(one.parameters) == list(other.parameters)
-    for block in one.parameters:
-        assert {name: value.tolist() for name, value in one.parameters[block].items()} == {
-            name: value.tolist() for name, value in other.parameters[block].items()
-        }
+def same(result: mpifed.Result, other: mpifed.Result) -> None:
+    assert_same(result, other)
+    assert result.config == other.config and result.end == other.end and result.path.samefile(other.path)
+    ours, theirs = (
+        {block: [(name, value.tolist()) for name, value in named.items()] for block, named in of.items()}
+        for of in (result.parameters, other.parameters)
+    )
+    assert ours == theirs
 
 
 def test_tables_files_and_configs_define_the_same_job(tmp_path):
@@ -103,11 +99,11 @@ def test_the_blocks_of_a_result_are_those_of_the_problem_for_every_method(tmp_pa
     settings["run"]["keep_best"] = "error"
     result = mpifed.run(settings, COMM)
     loaded = mpifed.load(tmp_path / "run")
-    assert all({*one.best.point} == {"x", "y"} for one in (result, loaded))
-    for one in (result, loaded):
-        assert {block: [*named] for block, named in one.parameters.items()} == {"x": ["x"], "y": ["y"]}
-        assert {block: len(flat) for block, flat in one.point.items()} == {"x": 3, "y": 3}
-        assert all(torch.equal(one.parameters[block][block], result.point[block]) for block in "xy")
+    assert all({*stored.best.point} == {"x", "y"} for stored in (result, loaded))
+    for stored in (result, loaded):
+        assert {block: [*named] for block, named in stored.parameters.items()} == {"x": ["x"], "y": ["y"]}
+        assert {block: len(flat) for block, flat in stored.point.items()} == {"x": 3, "y": 3}
+        assert all(torch.equal(stored.parameters[block][block], result.point[block]) for block in "xy")
 
 
 def test_parameters_have_their_names_and_shapes(tmp_path):

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 from games import started
+from resumed import assert_same
 from saddle_job import config
 
 import mpifed
@@ -48,14 +50,8 @@ def out(whole, tmp_path):
     return copy
 
 
-def expect_equal(one, other) -> None:
-    """Compare two results, except measured times."""
-    for block in "xy":
-        assert one.point[block].equal(other.point[block])
-        np.testing.assert_array_equal(one.iterates[block], other.iterates[block])
-    assert one.history == other.history
-    for name in set(COSTS) - {"seconds", "compute_seconds", "communication_seconds"}:
-        np.testing.assert_array_equal(one.costs[name], other.costs[name])
+#: Compares two results, except measured times.
+expect_equal = partial(assert_same, measured=False)
 
 
 def test_resumed_run_has_the_whole_history(whole, out):
@@ -171,29 +167,21 @@ def test_damaged_rows_are_reported_and_affect_no_other_row(out, tmp_path, capsys
         output = capsys.readouterr().err
         assert "from round 9" in output and ("are lost" in output) == bool(lost), output
         assert not lost or f"iterates of rounds {format_ranges(lost, ' to ')} are lost" in output, output
-        for found in (result, mpifed.load(place)):
+        for again in (result, mpifed.load(place)):
             kept = [r for r in range(ROUNDS + 4) if r not in lost or r == ROUNDS]  # totals in the checkpoint
-            assert found.costs["round"].tolist() == kept
+            assert again.costs["round"].tolist() == kept
             evaluated = [k for k, r in enumerate(more.history["round"]) if r not in lost]
             for name, values in more.history.items():
-                assert found.history[name] == [values[k] for k in evaluated], name
-            np.testing.assert_array_equal(found.costs["oracle_calls"], more.costs["oracle_calls"][kept])
+                assert again.history[name] == [values[k] for k in evaluated], name
+            np.testing.assert_array_equal(again.costs["oracle_calls"], more.costs["oracle_calls"][kept])
             for block in "xy":
-                assert found.point[block].equal(more.point[block])
+                assert again.point[block].equal(more.point[block])
                 expected = more.iterates[block].copy()
                 expected[[r - 1 for r in lost if r]] = np.nan
-                np.testing.assert_array_equal(found.iterates[block], expected)
+                np.testing.assert_array_equal(again.iterates[block], expected)
         assert resume(place, [f"rounds={ROUNDS + 4}"], COMM).costs["round"].tolist() == [*kept, ROUNDS + 4]
         assert "is damaged or" not in capsys.readouterr().err, "the damage is reported once"
         shutil.rmtree(place)
-
-
-def test_missing_history(out, capsys):
-    (out / "history.bin").unlink()
-    result = resume(out, [f"rounds={ROUNDS + 1}"], COMM)
-    assert "iterates of rounds 0 to 9 are lost" in capsys.readouterr().err
-    assert result.costs["round"].tolist() == [ROUNDS, ROUNDS + 1]
-    assert not checkpoint.newest(out)[3]
 
 
 def test_ranges():
@@ -258,27 +246,21 @@ def test_damaged_rows_are_read_from_the_results(whole, tmp_path, capsys, damage)
     assert "are lost" not in output
 
 
-def test_results_of_another_run_fill_no_rows(out, tmp_path, capsys):
-    run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
-    shutil.copy(tmp_path / "other" / "run.h5", out)
-    (out / "history.bin").unlink()
-    resume(out, [f"rounds={ROUNDS + 1}"], COMM)
-    assert "rounds 0 to 9 are lost" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("has_results", [True, False])
-def test_the_history_of_another_run_is_not_taken(whole, tmp_path, capsys, has_results):
-    """Its rows are valid and have the same sizes."""
+@pytest.mark.parametrize("results", ["own", "none", "other"])
+def test_the_history_of_another_run_is_not_taken(whole, tmp_path, capsys, results):
+    """Its rows are valid and have the same sizes; results of another run fill no rows."""
     run(config(tmp_path / "other", ROUNDS, ("x", "y"), {"eval_every": 3}, seed=5), COMM)
     place = shutil.copytree(whole[1], tmp_path / "run")
     shutil.copy(tmp_path / "other" / "history.bin", place)
-    if not has_results:
+    if results == "other":
+        shutil.copy(tmp_path / "other" / "run.h5", place)
+    if results == "none":
         (place / "run.h5").unlink()
     capsys.readouterr()
     resumed = resume(place, [f"rounds={ROUNDS + 3}"], COMM)
     output = capsys.readouterr().err
-    if has_results:
+    if results == "own":
         expect_equal(resumed, run(job(tmp_path / "more", ROUNDS + 3), COMM))
     else:
         assert all(r > ROUNDS for r in resumed.history["round"])
-    assert ("are lost" in output) == (not has_results) and "of another run" in output
+    assert ("rounds 0 to 9 are lost" in output) == (results != "own") and "of another run" in output

@@ -24,7 +24,7 @@ COMM = SerialComm()
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 
 
-def no_space(*_):
+def no_space(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -136,7 +136,7 @@ def test_warnings_and_the_error_that_ends_a_run(start, log, capsys):
     with warnings.catch_warnings(record=True) as caught, pytest.raises(CollectiveError):
         warnings.simplefilter("always")
         start(callbacks=[Warns()])
-    assert [str(one.message) for one in caught] == ["the moon is full"], "it is also shown"
+    assert [str(shown.message) for shown in caught] == ["the moon is full"], "it is also shown"
     text = "\n".join(log())
     assert re.search(TIME + r"warning: .*test_logs\.py:\d+: RuntimeWarning: the moon is full", text)
     assert re.search(TIME + "warning: a warning of mpifed", text) and re.search(TIME + "a line", text)
@@ -172,13 +172,9 @@ def test_foreign_files_are_reported_before_the_run(start, tmp_path, name, make, 
     assert not (tmp_path / "run" / "run.h5").exists()
 
 
-def full(*_):
-    raise OSError(28, "No space left on device")
-
-
 @pytest.mark.parametrize("fails", [
-    lambda patch: patch(module, "_File", type("Full", (module._File,), {"flush": full})),
-    lambda patch: patch(module, "no_link", full),
+    lambda patch: patch(module, "_File", type("Full", (module._File,), {"flush": no_space})),
+    lambda patch: patch(module, "open_file", no_space),
 ], ids=["write", "open"])  # fmt: skip
 def test_errors_of_a_log_do_not_end_the_run(start, monkeypatch, capsys, fails):
     fails(monkeypatch.setattr)

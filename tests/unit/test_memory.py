@@ -1,5 +1,8 @@
-"""The memory that a run needs is estimated, and compared with the available memory before it is allocated."""
+"""The memory that a run needs is estimated, compared with the available memory before it is allocated, and
+released when the run ends."""
 
+import contextlib
+import gc
 import re
 import resource
 import tracemalloc
@@ -10,8 +13,9 @@ import torch
 from commands import error_of
 from everything import PAIRS, SETTINGS, method, problem
 from games import started
+from saddle_job import config as saddle_job
 
-from mpifed import Config
+from mpifed import Config, run
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
 from mpifed.base import memory
 from mpifed.base.settings import build
@@ -21,7 +25,7 @@ from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
 from mpifed.simulation import state
-from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.simulation.state import memory_needs
 
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
@@ -68,9 +72,9 @@ def test_records_match_the_estimate(work, group, reduction):
     stages = [*rounds._stages, *rounds._start]
     held = simulation.shared.buffer.nbytes * 2 + simulation.output.buffer.nbytes
     assert parts["the clients' records"] == simulation.clients.buffer.nbytes
-    messages = sum(one.messages.buffer.nbytes + one.mean.buffer.nbytes for one in stages)
+    messages = sum(stage.messages.buffer.nbytes + stage.mean.buffer.nbytes for stage in stages)
     # Nine clients have at most three partial sums at a time; the average of `fused` is one of them.
-    messages += (3 if reduction == "exact" else 2) * sum(one.mean.buffer.nbytes for one in stages)
+    messages += (3 if reduction == "exact" else 2) * sum(stage.mean.buffer.nbytes for stage in stages)
     assert parts["messages"] == messages
     assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
 
@@ -139,11 +143,11 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
             for name in (*LARGE, "FewShotMAML")
         ),
     ],
-    ids=lambda one: type(one).__name__ if hasattr(one, "clients") else "",
+    ids=lambda made: type(made).__name__ if hasattr(made, "clients") else "",
 )
 def test_jobs_that_do_not_fit_are_rejected_before_allocation(problem_, settings, error):
     family = {"minimax": METHOD, "composition": MFCGD(q=2)}
-    name = next(one for one, other in PAIRS if other == type(problem_).__name__)
+    name = next(made for made, other in PAIRS if other == type(problem_).__name__)
     config = Config(algorithm=family.get(problem_.family) or method(name), problem=problem_, **settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CollectiveError, match="needs at least .* GiB|needs at least .* TiB") as raised:
@@ -152,7 +156,7 @@ def test_jobs_that_do_not_fit_are_rejected_before_allocation(problem_, settings,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETTINGS.items() if "dataset" in one])
+@pytest.mark.parametrize("name", [name for name, settings in SETTINGS.items() if "dataset" in settings])
 def test_constants_read_from_files_are_not_overestimated(name):
     made = problem(name)
     made.prepare(0)
@@ -160,7 +164,7 @@ def test_constants_read_from_files_are_not_overestimated(name):
     assert made.footprint() <= held
 
 
-@pytest.mark.parametrize("name", [name for name, one in PROBLEMS.items() if hasattr(one, "partition")])
+@pytest.mark.parametrize("name", [name for name, class_ in PROBLEMS.items() if hasattr(class_, "partition")])
 def test_more_clients_than_samples_are_rejected_first(name):
     made = build(PROBLEMS[name], SETTINGS[name] | {"clients": 10**11}, name)
     with pytest.raises(ValueError, match="samples for 100000000000 clients|clients: expected at most 4096"):
@@ -168,12 +172,8 @@ def test_more_clients_than_samples_are_rejected_first(name):
 
 
 JOB = """
-[algorithm]
-name = "MFCGD"
-q = 2
-[problem]
-name = "FewShotMAML"
-dataset = "digits"
+algorithm = { name = "MFCGD", q = 2 }
+problem = { name = "FewShotMAML", dataset = "digits" }
 """
 
 
@@ -222,3 +222,23 @@ def test_the_number_of_clients_is_validated_without_declared_bounds(clients):
     loose.clients = clients
     with pytest.raises(ValueError, match=f"problem.clients: expected an integer >= 1, got {clients}"):
         Config(algorithm=METHOD, problem=loose)
+
+
+def simulations() -> int:
+    return sum(type(value) is Simulation for value in gc.get_objects())
+
+
+@pytest.mark.parametrize("step", [0.01, 1e30])
+def test_a_simulation_is_freed_without_garbage_collection(tmp_path, step):
+    """Sweeps and searches execute hundreds of runs; the collector runs by the number of objects, not by their
+    size."""
+    job = saddle_job(tmp_path, algorithm={"name": "LocalSGDA", "q": 2, "eta_x": step, "eta_y": step})
+    gc.collect()
+    before = simulations()
+    gc.disable()
+    try:
+        with contextlib.suppress(NonFiniteError) if step > 1 else contextlib.nullcontext():
+            run(job, SerialComm())
+        assert simulations() == before
+    finally:
+        gc.enable()

@@ -47,11 +47,11 @@ def test_first_evaluation_determines_the_names(tmp_path, capsys, every):
     output = capsys.readouterr().err
     assert output.count("Scripted.metrics returns 'c'") == 1 and output.count("after round 2") == 1, output
     assert output.count("Scripted.metrics returns 'd'") == 1 and output.count("warning") == 2, output
-    for one in (result, stored):
-        assert list(one.history) == ["round", "a", "b"] and one.history["round"] == [0, 1, 2, 3, 4]
-        np.testing.assert_array_equal(one.history["a"], [1, 2, 3, NAN, NAN])
-        np.testing.assert_array_equal(one.history["b"], [10, NAN, 30, NAN, 50])
-        np.testing.assert_equal(one.metrics, {"a": NAN, "b": 50.0})
+    for read in (result, stored):
+        assert list(read.history) == ["round", "a", "b"] and read.history["round"] == [0, 1, 2, 3, 4]
+        np.testing.assert_array_equal(read.history["a"], [1, 2, 3, NAN, NAN])
+        np.testing.assert_array_equal(read.history["b"], [10, NAN, 30, NAN, 50])
+        np.testing.assert_equal(read.metrics, {"a": NAN, "b": 50.0})
 
 
 @pytest.mark.parametrize("output, metric", [
@@ -69,10 +69,10 @@ def test_resumed_run_keeps_its_names(tmp_path, capsys):
     continued = run(tmp_path, [{"new": 3, "a": 5}], rounds=6)
     assert load(tmp_path).columns == columns == {"b": Column("b"), "a": Column("a")}
     assert "returns 'new'" in capsys.readouterr().err
-    for one in (continued, mpifed.load(tmp_path)):
-        assert list(one.history) == ["round", "b", "a"] and {*one.metrics} == {"a", "b"}
-        np.testing.assert_array_equal(one.history["a"], [2] * 5 + [5] * 2)
-        np.testing.assert_array_equal(one.history["b"], [1] * 5 + [NAN] * 2)
+    for read in (continued, mpifed.load(tmp_path)):
+        assert list(read.history) == ["round", "b", "a"] and {*read.metrics} == {"a", "b"}
+        np.testing.assert_array_equal(read.history["a"], [2] * 5 + [5] * 2)
+        np.testing.assert_array_equal(read.history["b"], [1] * 5 + [NAN] * 2)
 
 
 def test_no_metrics_in_the_first_evaluation(tmp_path, capsys):
@@ -106,9 +106,9 @@ INVALID = {
 def test_invalid_metrics_are_refused_before_the_first_round(tmp_path, answer, message):
     with pytest.raises(CollectiveError) as error:
         run(tmp_path / "run", [answer])
-    found = str(error.value)
-    assert found.startswith("Scripted.metrics after round 0: ") and message in found, found
-    assert len(found) < 300 and not list(tmp_path.glob("run/*.h5"))
+    text = str(error.value)
+    assert text.startswith("Scripted.metrics after round 0: ") and message in text, text
+    assert len(text) < 300 and not list(tmp_path.glob("run/*.h5"))
 
 
 def test_types_of_numbers():
@@ -193,8 +193,8 @@ def test_patience(values, settings, end, best):
     for cut in range(len(values) if end is None else end + 1):
         rule = StopRule(SimpleNamespace(rounds=100, stop=stop), COMM)
         rule.restore({"round": [*range(cut)], "m": values[:cut]}, columns)
-        found = ((r, rule.end_by_metric({"m": values[r]}, r, columns)) for r in range(cut, len(values)))
-        r, reason = next(((r, reason) for r, reason in found if reason), (None, None))
+        ends = ((r, rule.end_by_metric({"m": values[r]}, r, columns)) for r in range(cut, len(values)))
+        r, reason = next(((r, reason) for r, reason in ends if reason), (None, None))
         assert r == end
         if best is not None:
             count, value = settings["patience"], f"{values[best]:.6g}"
@@ -217,12 +217,12 @@ def test_the_best_point_is_kept(tmp_path, capsys):
     result, stored = run(tmp_path, answers, keep_best="a"), mpifed.load(tmp_path)
     assert "best a: 2 after round 1" in capsys.readouterr().err
     whole = run(tmp_path / "whole", [{"a": 0}], rounds=1)
-    for found in (result, stored):
-        best = found.best
+    for read in (result, stored):
+        best = read.best
         assert (best.round, best.metrics, best.best) == (1, {"a": 2.0}, None)
         assert all(torch.equal(best.point[block], whole.point[block]) for block in "xy")
-        assert best.parameters.keys() == found.parameters.keys() and found.round == 4
-        assert "best     a 2 after round 1" in repr(found)
+        assert best.parameters.keys() == read.parameters.keys() and read.round == 4
+        assert "best     a 2 after round 1" in repr(read)
     with pytest.raises(CollectiveError, match=r"run.keep_best = 'b' is not a metric.*: expected one of a"):
         run(tmp_path / "b", answers, keep_best="b")
 

@@ -23,8 +23,8 @@ from mpifed.cli import status as command_line
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
-from mpifed.storage import slurm_array
 from mpifed.storage import status as module
+from mpifed.storage.files import SCRIPT_HEAD, assignment_lines
 from mpifed.storage.results import load
 from mpifed.storage.status import Status, status
 
@@ -140,12 +140,6 @@ def test_a_damaged_results_file(killed, tmp_path, spoil):
     spoil(folder / "run.h5")
     assert status(folder).state == "damaged" and status(folder).reason.startswith("run.h5 cannot be read: ")
     assert status(folder).age is not None
-
-
-def test_settings_of_wrong_types(tmp_path):
-    config = {"problem": 3, "stop": [], "rounds": "many", "algorithm": {"name": 3}}
-    seen = status(write(tmp_path / "a", config=config))
-    assert (seen.method, seen.problem, seen.rounds) == ("", "", None) and lines(tmp_path)[1]
 
 
 def test_damaged_checkpoints(killed):
@@ -272,9 +266,9 @@ def test_a_job_array_and_its_elements(tmp_path, monkeypatch, killed, many):
             "1 waiting (6)"
         ]
         assert rows[-1][0].strip() == "out/seed=6" and total[0].startswith("7 runs: 3 finished")
-        found = {entry["folder"]: entry for entry in entries("out")}
-        assert [found[f"out/seed={seed}"]["element"] for seed in range(7)] == [*range(7)]
-        assert found["out/seed=5"]["script"] == "out/job.sbatch"
+        by_folder = {entry["folder"]: entry for entry in entries("out")}
+        assert [by_folder[f"out/seed={seed}"]["element"] for seed in range(7)] == [*range(7)]
+        assert by_folder["out/seed=5"]["script"] == "out/job.sbatch"
     finally:
         holder.close()
     shutil.move("out", "elsewhere")  # as after copying from a cluster
@@ -299,8 +293,8 @@ def test_a_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
 
 def test_tasks_with_several_runs(tmp_path):
     runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
-    comments = "\n".join(slurm_array.assignment_lines(runs))
-    (tmp_path / "job.sbatch").write_text(f"{slurm_array.HEAD}\n{comments}\n# runs 9: [")
+    comments = "\n".join(assignment_lines(runs))
+    (tmp_path / "job.sbatch").write_text(f"{SCRIPT_HEAD}\n{comments}\n# runs 9: [")
     for name in "acdf":
         write(tmp_path / name)
     write(tmp_path / "e", stopped="non-finite value in round 20", auc=[float("nan")] * 5)
@@ -315,8 +309,8 @@ def test_runs_are_listed_once_and_by_default_below_the_current_folder(tmp_path, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / locks.LOCK_FILE).touch()  # of a run that never began
     monkeypatch.chdir(tmp_path)
-    found = [entry["folder"] for entry in entries()]
-    assert found == ["a/deep", "b"]
+    folders = [entry["folder"] for entry in entries()]
+    assert folders == ["a/deep", "b"]
     assert [entry["folder"] for entry in entries("b", tmp_path)] == ["b", str(tmp_path / "a/deep")]
     assert lines()[0][0] == "run" and lines()[-1] == ["2 runs: 2 finished"]
 
@@ -366,8 +360,8 @@ def test_following_a_run_that_is_killed(tmp_path):
         process.communicate(timeout=LIMIT)
         rest, _ = watch.communicate(timeout=LIMIT)
     finally:
-        for one in filter(None, (watch, process)):
-            one.kill()
+        for running in filter(None, (watch, process)):
+            running.kill()
     assert watch.returncode == 0 and "\x1b" not in first + rest
     assert f"6 of {ROUNDS}  running  error" in first and rest.count("\n") == 1
     assert f"6 of {ROUNDS}  stopped" in rest
@@ -388,9 +382,15 @@ def shown(monkeypatch):
     return said
 
 
+def follow(*looks: list[Status], interval=1.0) -> int:
+    """Follow the runs, of which each look finds the next list; return the number of looks."""
+    left = [*looks]
+    command_line.follow(lambda: left.pop(0), interval)
+    return len(looks) - len(left)
+
+
 def test_captured_output_has_one_line_per_change(tmp_path, shown):
-    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2, "running"), runs(tmp_path)]
-    command_line.follow(lambda: looks.pop(0), 7.0)
+    follow(runs(tmp_path, 2, "running"), runs(tmp_path, 2, "running"), runs(tmp_path), interval=7.0)
     line = f"{tmp_path}/run-%d  FGDA  Saddle  2 of 4  %s  why"
     assert shown == [
         *(line % (number, "running") for number in (0, 1)), 7.0, 7.0,
@@ -400,8 +400,7 @@ def test_captured_output_has_one_line_per_change(tmp_path, shown):
 
 def test_columns_of_time_are_not_changes(tmp_path, shown):
     changing = [Status(tmp_path, "running", age=float(age), pace=1.0 + age, left=9.0 - age) for age in (1, 2)]
-    looks = [*([run] for run in changing), [Status(tmp_path, "stopped")]]
-    command_line.follow(lambda: looks.pop(0), 1.0)
+    follow(*([run] for run in changing), [Status(tmp_path, "stopped")])
     assert [type(said) for said in shown] == [str, float, float, str]
     assert shown[0].endswith("  8 s left") and "left" not in shown[-1]
 
@@ -424,9 +423,7 @@ def test_columns_on_a_narrow_terminal(tmp_path):
     ("failed", False), ("damaged", False), ("unreadable", False),
 ])  # fmt: skip
 def test_states_that_are_followed(tmp_path, shown, state, active):
-    looks = [runs(tmp_path, 1, state), runs(tmp_path)]
-    command_line.follow(lambda: looks.pop(0), 1.0)
-    assert len(looks) == (not active)
+    assert follow(runs(tmp_path, 1, state), runs(tmp_path)) == 1 + active
 
 
 def test_ctrl_c(tmp_path, monkeypatch):
@@ -443,8 +440,7 @@ def test_ctrl_c(tmp_path, monkeypatch):
 def test_a_terminal_is_updated_in_place(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(command_line, "_is_terminal", lambda: True)
     monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
-    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2)]
-    command_line.follow(lambda: looks.pop(0), 1.0)
+    follow(runs(tmp_path, 2, "running"), runs(tmp_path, 2))
     first, _, second = shown
     assert not first.startswith("\x1b[") and second.startswith("\x1b[4F")  # heading, two runs, counts
     text = second[4:].replace("\x1b[K", "").replace("\x1b[J", "")
@@ -457,8 +453,7 @@ def test_more_runs_than_lines_of_the_terminal(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((300, 8)))
     many = [*runs(tmp_path, 30), Status(tmp_path / "last", "running")]
     for going, height in ((many, 3), ([*many, *runs(tmp_path, 30, "running")], 7)):
-        looks = [going, runs(tmp_path)]
-        command_line.follow(lambda: looks.pop(0), 1.0)
+        follow(going, runs(tmp_path))
         assert shown[0].count("\n") == height and f"{len(going)} runs: 30 finished" in shown[0]
         shown.clear()
 

@@ -14,7 +14,7 @@ import saddle_job
 import torch
 
 from mpifed import run
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.running import signals
 from mpifed.running.run import sweep
 from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_signals
@@ -171,20 +171,6 @@ def test_signal_ends_a_sweep(tmp_path, send, call):
     assert stop.value.result.unfinished == (call == 4) and not (tmp_path / "second").exists()
     outcome = sweep(runs, SerialComm())
     assert outcome.done == 2 and outcome.before == (call == 9)
-
-
-def test_checkpoint_that_cannot_be_written(tmp_path, send, monkeypatch):
-    send(signal.SIGUSR1, Executor, "groups", 5)
-
-    def full(folder, keep, header, *_):
-        if header["round"] > 3:
-            raise OSError(28, "No space left on device")
-        return write(folder, keep, header, *_)
-
-    write = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", full)
-    with pytest.raises(CollectiveError, match="round 5 could not be written .*No space left.* of round 3"):
-        run(config(tmp_path), SerialComm())
 
 
 def test_handlers_are_restored(tmp_path):

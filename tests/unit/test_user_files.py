@@ -25,19 +25,9 @@ from mpifed.storage.folder import Folder
 
 JOB = """
 rounds = 3
-[algorithm]
-name = "AdaFGDA"
-q = 2
-[problem]
-name = "Saddle"
-clients = 4
-d = 3
-[run]
-eval_every = 1
-checkpoint_every = 1
-keep = 1
-progress = false
-out = "FOLDER/run"
+algorithm = { name = "AdaFGDA", q = 2 }
+problem = { name = "Saddle", clients = 4, d = 3 }
+run = { eval_every = 1, checkpoint_every = 1, keep = 1, progress = false, out = "FOLDER/run" }
 """
 
 
@@ -115,7 +105,7 @@ def test_a_file_that_another_run_removes_meanwhile_is_not_foreign(out, monkeypat
         os.unlink(path)
         return os.open(path, flags)
 
-    monkeypatch.setattr("mpifed.storage.files.no_link", removed)
+    monkeypatch.setattr("mpifed.storage.files._no_link", removed)
     expect_own([out / "checkpoint-00000001.h5"])
 
 

@@ -10,7 +10,6 @@ import pytest
 import saddle_job
 
 from mpifed import run
-from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.running import watchdog
 from mpifed.running.checkpointing import CheckpointManager
@@ -189,31 +188,21 @@ def beats() -> subprocess.Popen:
     return process
 
 
-def test_stopped_process_continues():
-    """For about the limit and for longer; repeated, to hit every moment of the thread's period."""
-    processes = [beats() for _ in range(4)]
-    for seconds in (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5):
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-        time.sleep(0.2)
+@pytest.mark.parametrize("count, stops, between", [
+    (4, (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5), 0.2),  # about the limit, and longer
+    (1, (0.18,) * 20, 0.02),  # the process runs for a tenth of the time
+])  # fmt: skip
+def test_stopped_process_continues(count, stops, between):
+    """Repeated and in several processes, to hit every moment of the thread's period."""
+    processes = [beats() for _ in range(count)]
+    for seconds in stops:
+        for number, pause in ((signal.SIGSTOP, seconds), (signal.SIGCONT, between)):
+            for process in processes:
+                process.send_signal(number)
+            time.sleep(pause)
     for process in processes:
         said, _ = process.communicate("\n", timeout=60)
         assert process.returncode == 0 and said == "ends\n", said
-
-
-def test_many_short_stops():
-    """The process runs for a tenth of the time."""
-    process = beats()
-    for _ in range(20):
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.18)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.02)
-    said, _ = process.communicate("\n", timeout=60)
-    assert process.returncode == 0 and said == "ends\n", said
 
 
 def test_process_that_holds_the_gil_ends_with_its_stacks():
@@ -265,9 +254,7 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Watchdog, "beat", beat)
     monkeypatch.setattr(CheckpointManager, "state_bytes", 5e8)
-    settings = {"out": str(tmp_path), "progress": False, "eval_every": 2, "checkpoint_every": 2}
-    table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
-    run(Config.from_table({"rounds": 3, **table}), SerialComm())
+    run(saddle_job.config(tmp_path, 3, run={"eval_every": 2}), SerialComm())
 
     def done(r, *types):
         return [beat for kind in types for beat in ((r, kind), (r, "round"))]
@@ -281,11 +268,11 @@ def test_beats_of_a_run(tmp_path, monkeypatch):
     assert seconds == [5.0 if then == "checkpoint" else None for _, then in beats]
 
 
-def test_size_of_a_checkpoint():
-    """In float32: the shared record, the output point, and the rows of 3 clients."""
-    table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2, "clients": 3}}
-    simulation = Simulation.from_settings(Config.from_table(table), SerialComm())
+def test_size_of_a_checkpoint(tmp_path):
+    """In float32: the shared record, the output point, and the rows of 4 clients."""
+    job = saddle_job.config(tmp_path, run={"dtype": "float32"}, algorithm={"name": "FGDA", "q": 2})
+    simulation = Simulation.from_settings(job, SerialComm())
     whole = sum(len(state.buffer) for state in (simulation.shared, simulation.output))
     size = simulation.client_rows().shape[1]
     manager = CheckpointManager(simulation.config.run, None, simulation, None, SerialComm())
-    assert manager.state_bytes == 4 * (whole + 3 * size) and size > 0
+    assert manager.state_bytes == 4 * (whole + 4 * size) and size > 0
