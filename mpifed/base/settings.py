@@ -227,15 +227,11 @@ def as_table(value):
     if callable(table := getattr(value, "table", None)):  # a user-defined object
         return as_table(table())
     if dataclasses.is_dataclass(value):
-        settings = {name: as_table(getattr(value, name)) for name in _names(value)}
+        settings = {name: as_table(getattr(value, name)) for name in settings_of(type(value))}
         return {"name": getattr(value, "choice_name", None) or title(value), **settings}
     if isinstance(value, dict | BaseModel):
         return {key: as_table(part) for key, part in dict(value).items()}
     return [as_table(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _names(cls) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
@@ -284,16 +280,29 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
                     f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
                     for options in options_in(field.annotation)
                     for option, cls in options.classes.items()
-                    if word in _names(cls)
+                    if word in settings_of(cls)
                 ]
     return nested + direct if section else direct + nested
 
 
 def settings_of(cls: Any) -> dict[str, FieldInfo]:
-    """Return the fields of a class of settings by name, without fixed ones (``init=False``)."""
-    fields = getattr(cls, "model_fields", None) or getattr(cls, "__pydantic_fields__", {})
-    fields = {name: field for name, field in fields.items() if field.init is not False}
-    return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
+    """Return the fields of a class of settings by name, without fixed ones (``init=False``).
+
+    A user's dataclass may lack the fields of pydantic, or have those of its base class only.
+    """
+    if not dataclasses.is_dataclass(cls):
+        return getattr(cls, "model_fields", {})
+    complete = vars(cls).get("__pydantic_fields__", {})
+    return {
+        field.name: complete.get(field.name) or _as_pydantic(field)
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+
+
+def _as_pydantic(field: dataclasses.Field) -> FieldInfo:
+    default: Any = field.default if isinstance(field.default, FieldInfo) else field
+    return FieldInfo.from_annotated_attribute(field.type, default)  # type: ignore[arg-type]
 
 
 def options_in(annotation: Any) -> Iterable[Options]:
@@ -343,7 +352,7 @@ def build(cls: type, settings: dict[str, Any], what: str, known: Mapping[str, An
             f"{cls.__name__} must be a dataclass whose fields are its settings: decorate it with @dataclass, "
             "or with @mpifed.hyperparameters (@mpifed.problem_settings), which validates the settings"
         )
-    known, names = known or {"": cls}, _names(cls)
+    known, names = known or {"": cls}, settings_of(cls)
     # The dataclasses of users ignore unknown names.
     if unknown := [{"type": "extra_forbidden", "loc": (key,)} for key in settings if key not in names]:
         raise ConfigError(explain(unknown, what, known))

@@ -102,11 +102,11 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     Raises:
         ConfigError: as for :func:`variant_tables`, or the settings of a run are invalid.
     """
-    found = []
+    runs = []
     for name, table in variant_tables(path, overrides).items():
         with _errors_of(name):
-            found.append(Variant(name, Config.from_table(table)))
-    return found
+            runs.append(Variant(name, Config.from_table(table)))
+    return runs
 
 
 def variant_tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
