@@ -47,9 +47,9 @@ def invoke(*arguments: str, **variables: str) -> tuple[str, set[str]]:
 
 def commands(group: click.Group, *path: str):
     yield path
-    for name, one in group.commands.items():
-        if isinstance(one, click.Group):
-            yield from commands(one, *path, name)
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
         else:
             yield *path, name
 

@@ -70,10 +70,10 @@ def test_a_class_is_identified_by_its_source_and_an_object_by_its_contents(file)
     file.write_text(SOURCE + "# another\n")
     after = Drawing(shape="./shapes.py:square").shape
     assert before.name == after.name and before.digest != after.digest and before != after
-    one, other = (Drawing(shape=value).shape for value in (3j, 4j))
-    assert one.given == 3j and one.is_instance and one.name != other.name and one != other
-    assert Drawing(shape=3j).shape == one and Drawing(shape=one).shape is one
-    for stored in (one.name, one.table()):
+    first, second = (Drawing(shape=value).shape for value in (3j, 4j))
+    assert first.given == 3j and first.is_instance and first.name != second.name and first != second
+    assert Drawing(shape=3j).shape == first and Drawing(shape=first).shape is first
+    for stored in (first.name, first.table()):
         with pytest.raises(ConfigError, match="was passed as an object.* continue with mpifed.run"):
             shape(stored)
 
