@@ -159,9 +159,8 @@ def test_folders_that_are_not_for_output(home, tmp_path, out, name, kind):
 
 def test_a_change_of_a_job(home, tmp_path):
     (tmp_path / "job.toml").write_text("", encoding="utf-8")
-    assert read_job(tmp_path / "job.toml", ["run.out=~/a"]) == {
-        "run": {"out": "~/a"}
-    }  # as stored in a script
+    table = read_job(tmp_path / "job.toml", ["run.out=~/a"])
+    assert table == {"run": {"out": "~/a"}}, "as stored in a script"
 
 
 def test_a_folder_with_the_name_of_the_home_folder(tmp_path, monkeypatch):
