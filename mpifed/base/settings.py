@@ -547,12 +547,11 @@ class Options:
 
     def _tables_with_path(self, name: str) -> str:
         """Return the end of an error message, the tables for a file or folder; "" if ``name`` is no path."""
-        fields = {option: getattr(cls, "__dataclass_fields__", ()) for option, cls in self.classes.items()}
         tables = [
             f'{{ name = "{option}", {setting} = {short_repr(name)} }}'
-            for option, settings in fields.items()
+            for option, cls in self.classes.items()
             for setting in ("file", "path")
-            if setting in settings and {*"./"} & {*name}
+            if setting in settings_of(cls) and {*"./"} & {*name}
         ]
         return f"for a file or folder write {' or '.join(tables)}" if tables else ""
 

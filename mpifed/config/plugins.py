@@ -1,9 +1,8 @@
 """Classes of methods and problems by name.
 
 A name is a built-in name (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or the name of an
-entry point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class outside of the package is a
-plugin. It is identified by its file or module, its qualified name, and the SHA-256 digest of its file, so
-that a run cannot be resumed with another class.
+entry point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. Classes outside of the package are
+identified as ``base.plugins`` says.
 """
 
 from __future__ import annotations

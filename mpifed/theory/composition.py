@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["theorem_1", "theorem_2"]
-
 _MEAN = dict(of="mean over the steps of E‖∇F(x)‖", letters={"q": "local_steps", "T": "steps"})
 #: Number of candidates for γ, evenly spaced in log γ, and the number of powers of ten that they span.
 _CANDIDATES, _POWERS = 2000, 8
