@@ -154,11 +154,8 @@ def user_code_errors(
         )
         if is_self_explanatory and not user_frames(error):
             raise
-        for_clients = f" for client {clients[0]}" if len(clients) == 1 else ""
-        if len(clients) > 1:
-            is_range = clients[-1] - clients[0] + 1 == len(clients)
-            numbers = f"{clients[0]} to {clients[-1]}" if is_range else truncate(", ".join(map(str, clients)))
-            for_clients = f" for clients {numbers}"
+        noun = "client" if len(clients) == 1 else "clients"
+        for_clients = f" for {noun} {truncate(format_ranges(clients, ' to '))}" if len(clients) else ""
         text = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
         raise PluginError(f"{what} failed{when}{for_clients}: {text}", round, phase, clients) from error
 
@@ -189,10 +186,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def requested_memory(error: BaseException) -> str:
     """Return the amount of memory that a failed allocation requested, such as "4 GiB"; "" if unknown."""
-    found = re.search(r"to allocate ([\d.]+) (\w+)", str(error))
-    if found is None:
+    amount = re.search(r"to allocate ([\d.]+) (\w+)", str(error))
+    if amount is None:
         return ""
-    number, unit = found.groups()
+    number, unit = amount.groups()
     return f"{int(number):,} {unit}" if number.isdecimal() else f"{number} {unit}"
 
 

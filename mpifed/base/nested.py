@@ -14,7 +14,7 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple | deque):
-        return [leaf for one in value for leaf in leaves(one)]
+        return [leaf for item in value for leaf in leaves(item)]
     return [value]
 
 

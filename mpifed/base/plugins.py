@@ -38,15 +38,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from mpifed.base.data_files import expect_regular
+from mpifed.base.data_files import digest, expect_regular
 from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
 from mpifed.base.paths import expand_home
 from mpifed.base.settings import suggest
 
 __all__ = [
     "Plugin", "UserObject", "call_user_code", "digest_of", "digest_on_disk", "expect_code_allowed",
-    "is_instance", "is_user_defined", "load_object", "origin_of", "plugin_of", "plugins_of", "refused_code",
-    "short_names",
+    "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of", "plugin_of", "plugins_of",
+    "refused_code", "short_names",
 ]  # fmt: skip
 
 #: Name of a module loaded from a file → digest of the source that was executed.
@@ -80,24 +80,26 @@ def is_user_defined(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
-def load_object(name: str, fits: Callable[[Any], bool]) -> tuple[ModuleType, str, Any]:
+def load_object(name: str, fits: Callable[[Any], bool], expected: str) -> tuple[ModuleType, str, Any]:
     """Load the object ``./file.py:Name`` or ``package.module:Name``; ``Name`` may be dotted.
 
     Args:
         fits: whether a value is of the expected type. The module's own values of this type are suggested if
             it has no attribute of this name.
+        expected: description of the type in messages.
 
     Returns:
         The module, the name of the attribute, and the object.
 
     Raises:
-        ConfigError: the module cannot be loaded or has no such attribute, or loading code is refused.
+        ConfigError: the module cannot be loaded or has no such attribute, the object is of another type, or
+            loading code is refused.
     """
     expect_code_allowed(name)
     place, _, attribute = name.rpartition(":") if ":" in name else (name, ":", "")
     module = load_file(place) if place.endswith(".py") else _import(place, name)
     try:
-        return module, attribute, operator.attrgetter(attribute)(module)
+        value = operator.attrgetter(attribute)(module)
     except AttributeError:
         options = [
             key
@@ -108,6 +110,14 @@ def load_object(name: str, fits: Callable[[Any], bool]) -> tuple[ModuleType, str
         place = truncate(place)
         lack = f"has no {short_repr(attribute)}" if attribute else f"names no object, expected {place}:Name"
         raise ConfigError(f"{place} {lack}: {hint}") from None
+    expect_fitting(name, value, fits, expected)
+    return module, attribute, value
+
+
+def expect_fitting(name: str, value: Any, fits: Callable[[Any], bool], expected: str) -> None:
+    """Raise a :class:`ConfigError` unless the loaded value is of the expected type."""
+    if not fits(value):
+        raise ConfigError(f"{truncate(name)}: expected {expected}, got {short_repr(value)}")
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
@@ -122,7 +132,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         others = {_parts(there) for there, other in places.values() if other == end and there != place}
         parts = _parts(place)
         tails = (parts[-count:] for count in range(1, len(parts)))
-        tail = next((one for one in tails if all(other[-len(one) :] != one for other in others)), parts)
+        unique = (tail for tail in tails if all(other[-len(tail) :] != tail for other in others))
+        tail = next(unique, parts)
         if parts in others:
             tail = (hashlib.blake2b(place.encode(), digest_size=4).hexdigest(),)
         short[name] = f"{end}-{'.'.join(tail)}" if others and place else end
@@ -150,18 +161,18 @@ def load_file(path: str) -> ModuleType:
     """
     try:
         file = Path(expand_home(path)).resolve()
-        found = file.is_file()
+        exists = file.is_file()
     except (OSError, ValueError):  # the name is too long or contains characters that no name may contain
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise ConfigError(f"there is no file {truncate(path)} (working directory: {Path.cwd()})")
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
     if script and Path(script).resolve() == file:
         return main  # the running script, which must not be executed twice
     source = file.read_bytes()
-    name = f"mpifed_plugin_{file.stem}_{_digest(str(file).encode())[:12]}"
-    if _loaded.get(name) != _digest(source):
+    name = f"mpifed_plugin_{file.stem}_{digest([str(file).encode()])[:12]}"
+    if _loaded.get(name) != digest([source]):
         call_user_code(f"{path} cannot be loaded", lambda: _execute(file, source, name))
     return sys.modules[name]
 
@@ -180,7 +191,7 @@ def _execute(file: Path, source: bytes, name: str) -> None:
         if before is not None:
             sys.modules[name] = before
         raise
-    _loaded[name] = _digest(source)
+    _loaded[name] = digest([source])
 
 
 @contextlib.contextmanager
@@ -273,13 +284,9 @@ def digest_on_disk(place: str) -> str:
 def _digest_of_file(file: str) -> str:
     try:
         expect_regular(Path(file), MAX_SOURCE)
-        return _digest(Path(file).read_bytes())
+        return digest([Path(file).read_bytes()])
     except (OSError, ValueError):
         return ""
-
-
-def _digest(source: bytes) -> str:
-    return hashlib.sha256(source).hexdigest()
 
 
 #: End of the stored name of an object that was passed in Python.
@@ -346,9 +353,7 @@ class UserObject:
                 f"{truncate(name)} was passed as an object, which cannot be created by name: continue with "
                 "mpifed.run and its Config, or name a class or function, ./file.py:Name"
             )
-        module, attribute, given = load_object(name, cls.fits)
-        if not cls.fits(given):
-            raise ConfigError(f"{truncate(name)}: expected {cls.expected}, got {short_repr(given)}")
+        module, attribute, given = load_object(name, cls.fits, cls.expected)
         cls._expect(given, settings, f"{what} {attribute}")
         return cls(f"{origin_of(module)}:{attribute}", digest_of(module.__name__), settings, given)
 
@@ -378,16 +383,16 @@ class UserObject:
         fingerprint = cls.fingerprint(value)
         if fingerprint is None:
             return None
-        defined = type(value)
-        digest = _digest(f"{_place_of(defined)[1]}\n{fingerprint}".encode())
-        name = f"{_place_of(defined)[0]}:{defined.__qualname__}"
-        return cls(f"{name} (an instance, {digest[:12]})", digest, {}, value)
+        place, source = _place_of(type(value))
+        identity = digest([f"{source}\n{fingerprint}".encode()])
+        name = f"{place}:{type(value).__qualname__} (an instance, {identity[:12]})"
+        return cls(name, identity, {}, value)
 
     @classmethod
     def _from_function(cls, function: Any) -> UserObject:
         """Return a function that was passed in Python, which has a name in its module."""
-        place, digest = _place_of(function)
-        return cls(f"{place}:{function.__qualname__}", digest, {}, function)
+        place, source = _place_of(function)
+        return cls(f"{place}:{function.__qualname__}", source, {}, function)
 
     @property
     def is_instance(self) -> bool:
@@ -428,8 +433,8 @@ def plugin_of(cls: type) -> Plugin | None:
     """Return the identity of a user-defined class; ``None`` for a method or a problem of the package."""
     if cls.__module__.startswith(("mpifed.algorithms.", "mpifed.problems.")):
         return None
-    place, digest = _place_of(cls)
-    return Plugin(f"{place}:{cls.__qualname__}", digest)
+    place, source = _place_of(cls)
+    return Plugin(f"{place}:{cls.__qualname__}", source)
 
 
 def _place_of(defined: Any) -> tuple[str, str]:
@@ -450,9 +455,9 @@ def plugins_of(section: str, instance) -> dict[str, Plugin]:
     """Return the user-defined parts of a method or a problem: its class under ``section``, and the values of
     its settings under ``section.setting``."""
     cls: Any = type(instance)
-    found = {section: identity} if (identity := plugin_of(cls)) else {}
+    plugins = {section: plugin} if (plugin := plugin_of(cls)) else {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name, None)
         if isinstance(value, UserObject):
-            found[f"{section}.{field.name}"] = Plugin(value.name, value.digest)
-    return found
+            plugins[f"{section}.{field.name}"] = Plugin(value.name, value.digest)
+    return plugins

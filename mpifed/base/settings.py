@@ -9,6 +9,7 @@ or an instance. Lists of settings, the settings page and ``mpifed schema`` are d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -17,7 +18,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -44,13 +45,15 @@ from mpifed.base.paths import expand_home, expect_output_folder
 __all__ = [
     "Affects", "Digits", "Files", "FolderPath", "Length", "Needs", "Options", "OutputFolder", "Results",
     "Section", "Selection", "Speed", "Strict", "UserPath", "affecting", "as_table", "build", "choice",
-    "default_of", "explain", "explain_record", "flatten", "hyperparameters", "is_number", "join_names",
+    "config_errors", "default_of", "explain", "flatten", "hyperparameters", "is_number", "join_names",
     "json_schema", "options_in", "places_of", "problem_settings", "sections_of", "settings_of", "suggest",
     "title",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
 _MISSING = {"missing", "missing_argument"}
+#: pydantic's types of the error that there is no setting of this name.
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 #: Maximum number of options that a message lists, and of similar options that it lists if there are more.
 MAX_OPTIONS, MAX_CLOSE = 30, 5
 #: Maximum number of places of a setting that a message lists.
@@ -195,11 +198,8 @@ def _validated(cls: Any, **options: Any) -> Any:
 
     @functools.wraps(validate)
     def __init__(self, *values, **settings):
-        try:
+        with config_errors(type(self).__name__, {"": decorated}):
             validate(self, *values, **settings)
-        except ValidationError as error:
-            text = explain(error.errors(), type(self).__name__, _names(decorated))
-            raise ConfigError(text) from None
 
     decorated.__init__ = __init__
     return decorated
@@ -227,15 +227,11 @@ def as_table(value):
     if callable(table := getattr(value, "table", None)):  # a user-defined object
         return as_table(table())
     if dataclasses.is_dataclass(value):
-        settings = {name: as_table(getattr(value, name)) for name in _names(value)}
+        settings = {name: as_table(getattr(value, name)) for name in settings_of(type(value))}
         return {"name": getattr(value, "choice_name", None) or title(value), **settings}
     if isinstance(value, dict | BaseModel):
         return {key: as_table(part) for key, part in dict(value).items()}
     return [as_table(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _names(cls) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
@@ -248,7 +244,7 @@ def suggest(name: str, options: Iterable[str]) -> str:
     # Truncated, because comparing a text of a megabyte takes minutes; no option is as long as the limit.
     short = truncate(name).lower()
     close = [option for option in lower if _abbreviates(short, option)]
-    close += [one for one in difflib.get_close_matches(short, lower, n=MAX_CLOSE) if one not in close]
+    close = [*dict.fromkeys(close + difflib.get_close_matches(short, lower, n=MAX_CLOSE))]
     if not options:
         return "(it has no settings)"
     if len(options) > MAX_OPTIONS:
@@ -284,16 +280,29 @@ def places_of(key: str, known: Mapping[str, Any], section: str = "") -> list[str
                     f'{prefix}{name}={{ name = "{option}", {word} = ... }}'
                     for options in options_in(field.annotation)
                     for option, cls in options.classes.items()
-                    if word in _names(cls)
+                    if word in settings_of(cls)
                 ]
     return nested + direct if section else direct + nested
 
 
 def settings_of(cls: Any) -> dict[str, FieldInfo]:
-    """Return the fields of a class of settings by name, without fixed ones (``init=False``)."""
-    fields = getattr(cls, "model_fields", None) or getattr(cls, "__pydantic_fields__", {})
-    fields = {name: field for name, field in fields.items() if field.init is not False}
-    return fields or {name: FieldInfo() for name in (_names(cls) if dataclasses.is_dataclass(cls) else ())}
+    """Return the fields of a class of settings by name, without fixed ones (``init=False``).
+
+    A user's dataclass may lack the fields of pydantic, or have those of its base class only.
+    """
+    if not dataclasses.is_dataclass(cls):
+        return getattr(cls, "model_fields", {})
+    complete = vars(cls).get("__pydantic_fields__", {})
+    return {
+        field.name: complete.get(field.name) or _as_pydantic(field)
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+
+
+def _as_pydantic(field: dataclasses.Field) -> FieldInfo:
+    default: Any = field.default if isinstance(field.default, FieldInfo) else field
+    return FieldInfo.from_annotated_attribute(field.type, default)  # type: ignore[arg-type]
 
 
 def options_in(annotation: Any) -> Iterable[Options]:
@@ -304,16 +313,20 @@ def options_in(annotation: Any) -> Iterable[Options]:
         yield from options_in(part)
 
 
-def _unknown(what: str, key: Any, options: Iterable[str], places: Sequence[str] = ()) -> str:
-    """Return the message that ``what`` has no setting ``key``, with the places of settings of that name."""
-    hint = suggest(str(key), options)
-    if places:
-        found = [
-            f"{place!r}{'' if what == 'a job file' or '.' in place else ', outside the sections'}"
-            for place in places[:MAX_PLACES]
-        ]
-        hint = f"did you mean {' or '.join(found)}?"
-    return f"{what} has no setting {short_repr(key)}: {hint}"
+def _unknown(path: Sequence, what: str, known: Mapping[str, Any]) -> str:
+    """Return the message that there is no setting at ``path``, with similar settings and those of this name
+    elsewhere. The arguments ``what`` and ``known`` are those of :func:`explain`."""
+    *above, key = map(str, path)
+    section = above[0] if above else what if what in known else ""
+    cls = known[section] if section in known else known[""]
+    is_section = isinstance(cls, type) and issubclass(cls, BaseModel)
+    owner = (f"[{section}]" if section else "a job file") if is_section else what
+    places = [
+        f"{place!r}{', outside the sections' if section and '.' not in place else ''}"
+        for place in places_of(key, known, section)[:MAX_PLACES]
+    ]
+    hint = f"did you mean {' or '.join(places)}?" if places else suggest(key, settings_of(cls))
+    return f"{owner} has no setting {short_repr(key)}: {hint}"
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -324,17 +337,12 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def build(
-    cls: type,
-    settings: dict[str, Any],
-    what: str,
-    known_elsewhere: Mapping[str, Any] = MappingProxyType({}),
-):
+def build(cls: type, settings: dict[str, Any], what: str, known: Mapping[str, Any] = MappingProxyType({})):
     """Create an instance of the dataclass ``cls`` from a table of a job file.
 
     Args:
         what: description of the table in messages.
-        known_elsewhere: section → class, where unknown settings are searched.
+        known: section → class, where unknown settings are searched.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value is wrong; one line per error.
@@ -344,22 +352,12 @@ def build(
             f"{cls.__name__} must be a dataclass whose fields are its settings: decorate it with @dataclass, "
             "or with @mpifed.hyperparameters (@mpifed.problem_settings), which validates the settings"
         )
-    known = _names(cls)
-
-    def sentence(key) -> str:
-        return _unknown(what, key, known, places_of(str(key), known_elsewhere, what))
-
-    if unknown := [key for key in settings if key not in known]:
-        raise ConfigError(join_lines(unknown, sentence))
-    try:
+    known, names = known or {"": cls}, settings_of(cls)
+    # The dataclasses of users ignore unknown names.
+    if unknown := [{"type": "extra_forbidden", "loc": (key,)} for key in settings if key not in names]:
+        raise ConfigError(explain(unknown, what, known))
+    with config_errors(what, known):
         return _validator(cls).validate_python(settings)
-    except ValidationError as error:
-        errors = error.errors()
-        text = explain(errors, what)
-        is_missing = any(error["type"] in _MISSING for error in errors)
-        if is_missing and cls.__module__.startswith("mpifed."):
-            text += f"\n`mpifed info {getattr(cls, 'choice_name', cls.__name__)}` explains it"
-        raise ConfigError(text) from None
 
 
 @functools.cache
@@ -376,30 +374,6 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
         for annotation in (field.annotation, *typing.get_args(field.annotation))
         if isinstance(annotation, type) and issubclass(annotation, BaseModel)
     }
-
-
-def explain_record(errors: list, model: type[BaseModel], settings: Mapping[str, Any]) -> str:
-    """Return the validation errors of a record of sections, one line each, with suggestions.
-
-    Args:
-        errors: errors as pydantic lists them.
-        settings: the values that were validated.
-    """
-    sections = sections_of(model)
-    parts = {name: type(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
-    known = {"": model, **sections, **parts}
-    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
-    rest = [error for error in errors if error["type"] != "extra_forbidden"]
-
-    def sentence(place: tuple) -> str:
-        *path, key = map(str, place)
-        section = path[0] if path else ""
-        options = sections.get(section, model).model_fields
-        return _unknown(
-            f"[{section}]" if path else "a job file", key, options, places_of(key, known, section)
-        )
-
-    return "\n".join(filter(None, [join_lines(unknown, sentence), explain(rest, "")]))
 
 
 def _as_text(value: Any) -> Any:
@@ -422,26 +396,49 @@ FolderPath = Annotated[UserPath, AfterValidator(_folder)]
 OutputFolder = Annotated[FolderPath, AfterValidator(expect_output_folder)]
 
 
-def explain(errors: list, what: str, known: Iterable[str] = ()) -> str:
+@contextlib.contextmanager
+def config_errors(what: str, known: Mapping[str, Any]) -> Iterator[None]:
+    """A context in which an error of validation becomes a :class:`ConfigError` with the text of
+    :func:`explain`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(explain(error.errors(), what, known)) from None
+
+
+def explain(errors: list, what: str, known: Mapping[str, Any] = MappingProxyType({})) -> str:
     """Return one line per validation error: the setting, the expected and the given value.
 
-    An error raised by user code is followed by the lines of that code.
+    Unknown settings come first. An error raised by user code is followed by the lines of that code.
 
     Args:
         errors: errors as pydantic lists them.
         what: prefix of the names of the settings, such as "problem"; may be empty.
-        known: the available settings, which are suggested in place of unknown ones.
+        known: section → its class of settings, where unknown settings are searched; the settings are those of
+            ``what``, or else of "".
     """
 
     def counts_invalid_items(error) -> bool:
         inside = (other["loc"][: len(error["loc"])] == error["loc"] for other in errors if other is not error)
         return error["type"] == "too_short" and any(inside)
 
-    errors = [error for error in errors if not counts_invalid_items(error)]
-    return join_lines(errors, lambda error: _sentence(error, what, known))
+    unknown = [error["loc"] for error in errors if known and error["type"] in _UNKNOWN]
+    rest = [error for error in errors if not (known and error["type"] in _UNKNOWN)]
+    lines = [
+        join_lines(unknown, lambda path: _unknown(path, what, known)),
+        join_lines(
+            [error for error in rest if not counts_invalid_items(error)],
+            lambda error: _sentence(error, what, known),
+        ),
+    ]
+    cls: Any = known.get(what, known.get(""))
+    is_builtin = dataclasses.is_dataclass(cls) and cls.__module__.startswith("mpifed.")
+    if is_builtin and any(error["type"] in _MISSING for error in errors):
+        lines.append(f"`mpifed info {getattr(cls, 'choice_name', cls.__name__)}` explains it")
+    return "\n".join(filter(None, lines))
 
 
-def _sentence(error, what: str, known: Iterable[str]) -> str:
+def _sentence(error, what: str, known: Mapping[str, Any]) -> str:
     path = [truncate(str(part)) for part in error["loc"] if not str(part).startswith(("function-", "tuple["))]
     where = ".".join([what, *path] if what else path)
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -451,10 +448,8 @@ def _sentence(error, what: str, known: Iterable[str]) -> str:
     message = message.partition("valid dictionary")[0] + "table" if "valid dictionary" in message else message
     if error["type"] in _MISSING:
         return f"{where} is missing: it has no default"
-    if error["type"] == "unexpected_keyword_argument":
-        return _unknown(what, error["loc"][-1], known)
     if error["type"] == "unexpected_positional_argument":
-        names, value = [*known], short_repr(error["input"])
+        names, value = settings_of(known[""]), short_repr(error["input"])
         return f"{what} has {len(names)} settings ({', '.join(names)}), got another value, {value}"
     if error["type"] not in {"value_error", "assertion_error"}:
         return f"{where}: {message}, got {short_repr(error['input'])}{_hint(error)}"
@@ -519,8 +514,8 @@ class Options:
     title: str = ""
 
     def __call__(self, value):
-        if self.user is not None and (found := self.user.from_value(value, self.noun)) is not None:
-            return found
+        if self.user is not None and (custom := self.user.from_value(value, self.noun)) is not None:
+            return custom
         if isinstance(value, tuple(self.classes.values())):
             return value
         value = _as_python(value)
@@ -552,12 +547,11 @@ class Options:
 
     def _tables_with_path(self, name: str) -> str:
         """Return the end of an error message, the tables for a file or folder; "" if ``name`` is no path."""
-        fields = {option: getattr(cls, "__dataclass_fields__", ()) for option, cls in self.classes.items()}
         tables = [
             f'{{ name = "{option}", {setting} = {short_repr(name)} }}'
-            for option, settings in fields.items()
+            for option, cls in self.classes.items()
             for setting in ("file", "path")
-            if setting in settings and {*"./"} & {*name}
+            if setting in settings_of(cls) and {*"./"} & {*name}
         ]
         return f"for a file or folder write {' or '.join(tables)}" if tables else ""
 

@@ -86,8 +86,8 @@ def convert(value, dimension: Dimension):
     """
     if not isinstance(value, str):
         return value
-    found = _TEXT.fullmatch(truncate(value))
-    number, unit = found.groups() if found else ("", "")
+    parts = _TEXT.fullmatch(truncate(value))
+    number, unit = parts.groups() if parts else ("", "")
     unit = re.sub(r"\s*(/|\bper\b)\s*", "/", unit)
     if unit in dimension.units:
         return float(number) * dimension.units[unit]

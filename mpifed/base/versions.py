@@ -16,8 +16,8 @@ def versions() -> dict[str, str]:
     import platform  # not loaded by commands that only print a version
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version(), "mpifed": __version__}
+    numbers = {"python": platform.python_version(), "mpifed": __version__}
     for name in ("torch", "numpy", "h5py", "mpi4py"):
         with contextlib.suppress(PackageNotFoundError):  # mpi4py is optional for a single process
-            found[name] = version(name)
-    return found
+            numbers[name] = version(name)
+    return numbers

@@ -31,9 +31,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.paths import expect_output_folder
@@ -57,8 +56,7 @@ MAX_RUNS = 10_000
 _CLASS_NAMES = ("algorithm", "problem", "algorithm.name", "problem.name", "name")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One run of a grid: its name, which its folder also has, and its configuration."""
 
     name: str
@@ -102,11 +100,11 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     Raises:
         ConfigError: as for :func:`variant_tables`, or the settings of a run are invalid.
     """
-    found = []
+    runs = []
     for name, table in variant_tables(path, overrides).items():
         with _errors_of(name):
-            found.append(Variant(name, Config.from_table(table)))
-    return found
+            runs.append(Variant(name, Config.from_table(table)))
+    return runs
 
 
 def variant_tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
@@ -246,10 +244,6 @@ def _names_a_class(key: str, value: object) -> bool:
     return isinstance(value, str) and (key in _CLASS_NAMES or ".py:" in value)
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
 def _text(value) -> str:
     return json.dumps(value, default=str)  # TOML has dates, JSON has none
 
@@ -273,7 +267,7 @@ def _joined(settings: dict) -> str:
 
 def _with_digest(name: str, settings: dict) -> str:
     """Append a digest of the settings to a name that has none, and cut the name to its maximum length."""
-    end = f"-{_digest(_text(settings))}"
+    end = f"-{hashlib.blake2b(_text(settings).encode(), digest_size=4).hexdigest()}"
     if name.endswith(end):
         return name
     return name[: MAX_CHARACTERS - 9].encode()[: MAX_BYTES - 9].decode(errors="ignore") + end

@@ -1,9 +1,8 @@
 """Classes of methods and problems by name.
 
 A name is a built-in name (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or the name of an
-entry point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class outside of the package is a
-plugin. It is identified by its file or module, its qualified name, and the SHA-256 digest of its file, so
-that a run cannot be resumed with another class.
+entry point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. Classes outside of the package are
+identified as ``base.plugins`` says.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import (
     call_user_code,
     digest_on_disk,
     expect_code_allowed,
+    expect_fitting,
     is_instance,
     is_user_defined,
     load_object,
@@ -51,9 +51,13 @@ def find_class(name: str, section: str) -> type:
     builtin, base = builtin_classes(section), Algorithm if section == "algorithm" else Problem
     if name in builtin:
         return builtin[name]
-    found: Any
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, base)
+
+    expected = f"a subclass of mpifed.{base.__name__}"
     if is_user_defined(name):
-        *_, found = load_object(name, lambda value: _is_plugin(value, base))
+        *_, cls = load_object(name, fits, expected)
     else:
         group = f"mpifed.{section}s"
         entry_points = {point.name: point for point in importlib.metadata.entry_points(group=group)}
@@ -64,17 +68,10 @@ def find_class(name: str, section: str) -> type:
                 '"package.module:Class"'
             )
         expect_code_allowed(name)
-        found = call_user_code(f"{name} cannot be loaded", entry_points[name].load)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(
-            f"{truncate(name)}: expected a subclass of mpifed.{base.__name__}, got {short_repr(found)}"
-        )
-    plugin_of(found)  # caches the digest of the source that was executed
-    return found
-
-
-def _is_plugin(value, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base) and plugin_of(value) is not None
+        cls = call_user_code(f"{name} cannot be loaded", entry_points[name].load)
+        expect_fitting(name, cls, fits, expected)
+    plugin_of(cls)  # caches the digest of the source that was executed
+    return cls
 
 
 def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str, Any]):
@@ -86,12 +83,13 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
     Raises:
         ConfigError: settings are wrong, one line each, or user code has raised an error.
     """
+
+    def make():
+        return build(cls, settings, section, known)
+
     try:
-        if not plugin_of(cls):
-            return build(cls, settings, section, known)
-        return call_user_code(
-            f"{section} {cls.__name__} cannot be created", lambda: build(cls, settings, section, known)
-        )
+        what = f"{section} {cls.__name__} cannot be created"
+        return call_user_code(what, make) if plugin_of(cls) else make()
     except ConfigError as error:
         raise ConfigError(f"{error}{_replacement(cls, settings, section)}") from error.__cause__
 

@@ -25,7 +25,7 @@ from typing import Any
 from typing_extensions import TypeAliasType
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.settings import default_of, is_number, options_in
+from mpifed.base.settings import default_of, is_number, options_in, settings_of
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import Decay
@@ -195,17 +195,17 @@ def space_of(table: dict[str, Any]) -> Space:
     """
     cls = find_class(table["name"], "algorithm")
     space = Space(table["name"], {}, {})
-    for key, found in _open_settings(cls, {key: value for key, value in table.items() if key != "name"}, ""):
-        if isinstance(found, Range | Choice):
-            space.open[key] = found
+    for key, value in _open_settings(cls, {key: value for key, value in table.items() if key != "name"}, ""):
+        if isinstance(value, Range | Choice):
+            space.open[key] = value
         else:
-            set_key(space.fixed, key, found)
+            set_key(space.fixed, key, value)
     return space
 
 
 def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield dotted name and value, range or list of the settings in a table, then of omitted floats."""
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init} if cls else {}
+    fields = settings_of(cls) if cls else {}
     hints = _hints(cls) if cls else {}
     for key, value in given.items():
         yield from _given_setting(prefix + key, value, hints.get(key), fields.get(key))
@@ -275,10 +275,9 @@ def _range(key: str, value: dict, hint, field) -> Range:
 
 def _declared(field) -> dict[str, float]:
     """Return the bounds that a field declares, as "ge", "gt", "le" or "lt" → number."""
-    metadata = getattr(getattr(field, "default", None), "metadata", ())
     return {
         word: getattr(constraint, word)
-        for constraint in metadata
+        for constraint in (field.metadata if field else ())
         for word in ("ge", "gt", "le", "lt")
         if hasattr(constraint, word)
     }

@@ -23,7 +23,7 @@ from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
+from mpifed.theory import THEOREMS, Prescription, Theorem
 
 __all__ = ["fill", "prescription_of", "summary"]
 
@@ -64,7 +64,7 @@ def fill(
     others = {key: value for key, value in settings.items() if key not in from_theorem}
     known = _known_from_job(method, others, table)
     constants = _constants(theorem, given_constants, known, lambda: _constants_of_problem(table, problem))
-    prescription = _prescribe(theorem.name, constants)
+    prescription = _prescribe(theorem, constants)
     filled = {key: _scaled(key, prescription, times[key], theorem) for key in from_theorem}
     for key, multiple in stored_times.items():  # keep the entries of settings that have not changed since
         value = others.get(key)
@@ -85,7 +85,7 @@ def prescription_of(theory: Mapping[str, Any] | None) -> tuple[Theorem, Prescrip
         return None
     theorem = _theorem(theory.get("of"))
     constants = {key: value for key, value in theory.items() if key not in ("of", "times")}
-    return theorem, _prescribe(theorem.name, constants)
+    return theorem, _prescribe(theorem, constants)
 
 
 def summary(theorem: Theorem, prescription: Prescription) -> str:
@@ -168,16 +168,16 @@ def _constants_of_problem(table: dict, problem: Problem) -> dict[str, float]:
         return prepared.constants()
 
     name = type(problem).__name__
-    found = counts | call_user_code(f"the constants of {name} cannot be computed", measure)
-    if "sigma" in found:
+    constants = counts | call_user_code(f"the constants of {name} cannot be computed", measure)
+    if "sigma" in constants:
         oracle = table.get("oracle")
         size = sum(prepared.variables().sizes.values())
         added = _noise_deviation(oracle.get("noise") if isinstance(oracle, dict) else None, size)
         if added is None:
-            del found["sigma"]
+            del constants["sigma"]
         else:
-            found["sigma"] = math.hypot(found["sigma"], added)
-    return found
+            constants["sigma"] = math.hypot(constants["sigma"], added)
+    return constants
 
 
 def _noise_deviation(noise, size: int) -> float | None:
@@ -208,22 +208,22 @@ def _constants(
         near = suggest(unknown[0], theorem.constants)
         raise ConfigError(f"{theorem.name} has no constant {short_repr(unknown[0])}: {near}")
     words = {name: theorem.letters.get(name, name) for name, needed in theorem.constants.items() if needed}
-    found = {name: known[word] for name, word in words.items() if word in known} | given
-    if words.keys() - found.keys():
+    values = {name: known[word] for name, word in words.items() if word in known} | given
+    if words.keys() - values.keys():
         measured = measure()
-        found = {name: measured[word] for name, word in words.items() if word in measured} | found
-    lacking = [name for name in words if name not in found]
+        values = {name: measured[word] for name, word in words.items() if word in measured} | values
+    lacking = [name for name in words if name not in values]
     if lacking:
         raise ConfigError(
             f"{theorem.name} needs {', '.join(lacking)}, which neither the job nor the problem determines: "
             f"set e.g. theory.{lacking[0]} = 1.0"
         )
-    return {name: found[name] for name in theorem.constants if name in found}
+    return {name: values[name] for name in theorem.constants if name in values}
 
 
-def _prescribe(name: str, constants: dict) -> Prescription:
+def _prescribe(theorem: Theorem, constants: dict) -> Prescription:
     try:
-        return prescribe(name, **constants)
+        return theorem(**constants)
     except ValueError as error:
         raise ConfigError(f"theory: {error}") from None
 

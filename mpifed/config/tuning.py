@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.plugins import short_names
-from mpifed.base.settings import Section, explain, flatten, suggest
+from mpifed.base.settings import Section, config_errors, flatten
 from mpifed.config.grids import expand, first_duplicate, folder_names
 from mpifed.config.job import Config
 from mpifed.config.space import Space, space_of
@@ -142,7 +142,8 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
         raise ConfigError(
             "[tune] and [sweep] exclude each other: write settings with several values into [tune.tasks]"
         )
-    tune = _section(section)
+    with config_errors("tune", {"tune": Tune}):
+        tune = Tune(**section)
     spaces = _spaces(tune, table)
     tasks = expand(tune.tasks)
     if not tasks:
@@ -154,17 +155,6 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
     ]
     _expect_budget(studies, tune)
     return Tuning(tune, table, tuple(studies), studies[0].config(studies[0].space.costliest))
-
-
-def _section(table: dict[str, Any]) -> Tune:
-    if unknown := [key for key in table if key not in Tune.model_fields]:
-        raise ConfigError(
-            f"[tune] has no setting {short_repr(unknown[0])}: {suggest(unknown[0], Tune.model_fields)}"
-        )
-    try:
-        return Tune(**table)
-    except ValidationError as error:
-        raise ConfigError(explain(error.errors(), "tune")) from None
 
 
 def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:

@@ -16,14 +16,13 @@ from pydantic import (
     Field,
     InstanceOf,
     TypeAdapter,
-    ValidationError,
     model_validator,
 )
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
-from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.errors import short_repr
 from mpifed.base.plugins import plugin_of
 from mpifed.base.settings import (
     Length,
@@ -31,8 +30,9 @@ from mpifed.base.settings import (
     Selection,
     Strict,
     UserPath,
-    explain_record,
+    config_errors,
     join_names,
+    sections_of,
     title,
 )
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
@@ -136,10 +136,9 @@ class SimulationSettings(Strict, BaseModel):
     personalize: Results[Personalize | None] = None
 
     def __init__(self, /, **settings):
-        try:
+        parts = {name: type(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
+        with config_errors("", {"": type(self), **sections_of(type(self)), **parts}):
             super().__init__(**settings)
-        except ValidationError as error:
-            raise ConfigError(explain_record(error.errors(), type(self), settings)) from None
 
     @model_validator(mode="after")
     def _method_fits_problem(self):

@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["theorem_1", "theorem_2"]
-
 _MEAN = dict(of="mean over the steps of E‖∇F(x)‖", letters={"q": "local_steps", "T": "steps"})
 #: Number of candidates for γ, evenly spaced in log γ, and the number of powers of ten that they span.
 _CANDIDATES, _POWERS = 2000, 8
@@ -62,7 +60,7 @@ def theorem_1(
     constants = _Constants(L_f, L_g, C_f, C_g, q, rho)
     gamma_max = 3 * rho * q * constants.S / (4 * constants.W)
     candidates = (gamma_max * 10 ** (-_POWERS * step / _CANDIDATES) for step in range(_CANDIDATES))
-    weights = {gamma: found for gamma in candidates if (found := _weights(constants, gamma, k))}
+    weights = {gamma: c for gamma in candidates if (c := _weights(constants, gamma, k))}
     if not weights:
         raise ValueError(f"the conditions of the theorem allow no gamma for q = {q}: try a larger q")
 

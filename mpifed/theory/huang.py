@@ -26,8 +26,6 @@ import math
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["theorem_1", "theorem_2"]
-
 _MEAN = dict(
     of="mean over the steps of E‖∇F(x)‖",
     metric="grad_phi",

@@ -26,8 +26,6 @@ import math
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["scaffnew", "zhang_proxskip"]
-
 _OF = dict(of="the geometric mean of the distance from the solution", letters={"R": "rounds"})
 
 

@@ -19,11 +19,6 @@ from __future__ import annotations
 
 from mpifed.theory.prescription import over, theorem
 
-__all__ = [
-    "corollary_3_2", "corollary_3_3", "corollary_E_1",
-    "theorem_3_1", "theorem_3_2", "theorem_3_3", "theorem_3_4", "theorem_3_5", "theorem_E_1",
-]  # fmt: skip
-
 _LETTERS = {"l": "L", "K": "local_steps", "T": "rounds", "M": "clients", "m": "cohort"}
 _STATIONARY = dict(
     of="mean over the rounds of E‖∇_x f‖² + κ E‖l (P_Y(y + ∇_y f / l) - y)‖²", letters=_LETTERS

@@ -21,8 +21,6 @@ import math
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["fedgda_gt"]
-
 
 @theorem(
     "sun-wei-linear",

@@ -20,11 +20,6 @@ import math
 
 from mpifed.theory.prescription import over, theorem
 
-__all__ = [
-    "corollary_1", "corollary_2", "theorem_1", "theorem_2", "theorem_24", "theorem_3", "theorem_4",
-    "theorem_5", "theorem_6", "theorem_7",
-]  # fmt: skip
-
 _LETTERS = {"K": "local_steps", "R": "rounds", "M": "clients"}
 _GAP = dict(of="E err_D of the output", metric="err_D", letters=_LETTERS)
 #: Factor of the squared error in an inner step of LIPPAX: 1 - 1/(ηL + 1)² is at most 3/4 for ηL ≤ 1.

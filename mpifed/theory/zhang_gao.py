@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from mpifed.theory.prescription import theorem
 
-__all__ = ["equation_58", "equation_76", "theorem_1", "theorem_2"]
-
 _MEAN = dict(
     of="mean over the rounds of E‖∇Φ(x)‖",
     metric="grad_phi",

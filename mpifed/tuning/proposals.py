@@ -61,13 +61,13 @@ def tpe_points(open: OpenSettings, count: int, seed: int, ranked: Sequence[Point
 
 def _new(points: Iterable[Point], count: int, known: Collection[Point]) -> list[Point]:
     """Return the first ``count`` distinct points that are not known."""
-    found: list[Point] = []
+    new: list[Point] = []
     for point in points:
-        if point not in known and point not in found:
-            found.append(point)
-        if len(found) == count:
+        if point not in known and point not in new:
+            new.append(point)
+        if len(new) == count:
             break
-    return found
+    return new
 
 
 def _proposals(optuna, open: OpenSettings, seed: int, ranked: Sequence[Point], count: int) -> Iterator[Point]:

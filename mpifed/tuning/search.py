@@ -125,12 +125,11 @@ class Search:
     def extensions(self) -> dict[str, Range]:
         """Return the decade beyond the range of each setting whose best value is at the end of its range."""
         best = self.best
-        found = {
-            key: searched.extension(number)
+        return {
+            key: decade
             for (key, searched), number in zip(self.open.items(), best.point if best else ())
-            if isinstance(searched, Range)
+            if isinstance(searched, Range) and (decade := searched.extension(number))
         }
-        return {key: decade for key, decade in found.items() if decade}
 
     def requests(self) -> Generator[list[Request], Sequence[TrialOutcome], None]:
         """Yield the runs of each rung, and receive their outcomes."""

@@ -83,7 +83,7 @@ class Preview:
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Preview:
         """Read a preview from the JSON text of its fields."""
-        return cls(**table | {"columns": {name: Column(*one) for name, one in table["columns"].items()}})
+        return cls(**table | {"columns": {name: Column(*parts) for name, parts in table["columns"].items()}})
 
     def calls(self, rounds: int) -> int:
         """Return the estimated oracle calls of a run; an upper bound if every round costs the same."""

@@ -95,8 +95,8 @@ def _previews(tuning: Tuning, comm: SerialComm) -> list[Preview]:
         for number in range(comm.rank, len(tuning.studies), comm.size):
             measured[number] = asdict(preview(tuning.studies[number], independent))
     texts = [broadcast_text(comm, json.dumps(measured), root) for root in range(comm.size)]
-    found = {int(number): values for text in texts for number, values in json.loads(text).items()}
-    return [Preview.from_table(found[number]) for number in range(len(tuning.studies))]
+    tables = {int(number): values for text in texts for number, values in json.loads(text).items()}
+    return [Preview.from_table(tables[number]) for number in range(len(tuning.studies))]
 
 
 def _plans(tuning: Tuning, previews: list[Preview]) -> list[Plan]:

@@ -31,8 +31,8 @@ def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weight
     config = configuration(
         algorithm, problem, "unused", rounds=rounds, noise=noise or 0, batch_size=batch_size, weights=weights
     )
-    found = estimate(COMM, config, Options(**{"points": 2, "samples": 20} | options))
-    return {(row["round"], row["client"]): row for row in found["rows"]}, config.problem
+    rows = estimate(COMM, config, Options(**{"points": 2, "samples": 20} | options))["rows"]
+    return {(row["round"], row["client"]): row for row in rows}, config.problem
 
 
 def test_hill_estimator():
@@ -63,8 +63,8 @@ def test_the_number_of_largest_values():
 def test_the_norm_of_a_hessian():
     """Each power iteration contracts the squared angle by (4/5)²."""
     H = torch.diag(torch.tensor([1.0, -4.0, 5.0])).double()
-    found = lipschitz(lambda z: H @ z, torch.ones(3).double(), torch.ones(3).double(), 100)
-    assert found == pytest.approx(5, rel=1e-5) and found <= 5 * (1 + 1e-9)
+    norm = lipschitz(lambda z: H @ z, torch.ones(3).double(), torch.ones(3).double(), 100)
+    assert norm == pytest.approx(5, rel=1e-5) and norm <= 5 * (1 + 1e-9)
 
 
 def test_a_zero_direction():

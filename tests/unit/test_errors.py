@@ -64,8 +64,7 @@ class Mine(Algorithm):
 FILES = {"job.toml": JOB, "auc.toml": AUC, "own.toml": OWN, "method.toml": METHOD}
 FILES |= {"own.py": PROBLEM, "method.py": ALGORITHM, "broken.toml": "rounds = 3\n[algorithm\n"}
 FILES |= {"net.py": "from torch.nn import *\n\nNet = lambda: Sequential(Flatten(), Linear(64, 7))\n"}
-FILES |= {"empty.toml": "", "sweep.toml": JOB + '[sweep]\n"algorithm.gama" = [0.1, 0.2]\n'}
-
+FILES |= {"sweep.toml": JOB + "[sweep]\nseed = [0, 1]\n"}
 
 #: Command, then parts of the message.
 # fmt: off
@@ -87,8 +86,6 @@ COMMANDS = [
     ("run auc.toml problem.dataset=cifar", "unknown data set 'cifar'", "'cifar10'?"),
     ('run own.toml algorithm={name="FedAvg"}', "algorithm.eta is missing", "mpifed info FedAvg"),
     ("run auc.toml problem.partition=dirichlet", "alpha is missing", "mpifed info dirichlet"),
-    ("run job.toml 'stop.seconds=2 hrz'", "stop.seconds: expected a time in seconds", '"2h"'),
-    ("run job.toml rounds:5", "expected KEY=VALUE", "got 'rounds:5'"),
     ("run job.toml --ressume must", "Did you mean '--resume'?"),
     ("job.toml rounds=5", "expected a command, got a job file: mpifed run job.toml rounds=5"),
     ("run --rounds 5 job.toml", "No such option '--rounds'", " run job.toml rounds=5"),
@@ -102,16 +99,12 @@ COMMANDS = [
     ("run auc.toml problem.clients=5000", "one sample per client", "1438 samples for 5000 clients"),
     ("run job.toml run.device=cuda", "requires a GPU", "set run.device = 'auto' or 'cpu'"),
     ('run job.toml record=["w"]', "there is no block 'w' (options: x, y)"),
-    ("sweep sweep.toml", "[sweep] gama=0.1", "did you mean 'gamma'?"),
     ("run sweep.toml", "start it with `mpifed sweep`"),
-    ("sweep job.toml", "has no [sweep]", "`mpifed run`"),
     ("resume nowhere", "nowhere does not exist", "`mpifed run`"),
     ("resume job.toml", "job.toml is not a folder", "`mpifed run`"),
     ("run job.toml algorithm.name=./method.py:Mine", "/method.py:Mine algorithm.eta=..."),
     ("sweep job.toml sweep.seed=1,2", "'sweep.seed=[1,2]'"),
     ("resume sub", "there is no checkpoint in sub", "`mpifed run`"),
-    ("run method.toml algorithm.name=./method.py:Min", "did you mean 'Mine'?"),
-    ("run job.toml algorithm=./method.py", "expected ./method.py:Name"),
     ("run auc.toml problem.model=./net.py:Net", "net.py:Net", "expected"),
     ("run auc.toml 'problem.dataset={name=\"table\", file=\"my.csv\", target=\"y\", test=0.2}'", "my.csv",
      "expected"),
@@ -123,14 +116,10 @@ COMMANDS = [
     ("list xyzzy", "no object contains 'xyzzy'"),
     ("info job.toml --cite", "mpifed report RUN --cite"),
     ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
-    ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
     ("run job.toml oracle.noise.scale=1", "a noise or a table with a name, got {'scale': 1}"),
-    ("run empty.toml", "[algorithm] has no name: set algorithm.name"),
 ]
 #: Job file, a text in its plugin, the replacement, then parts of the message.
 PLUGINS = [
-    ("method", "    eta: float", "    eta float", "SyntaxError", "eta float"),
-    ("method", "import dataclass", "import dataclas", "ImportError", "line 2"),
     ("method", "client_round", "client_rond", "'Mine' object has no attribute 'client_round'"),
     ("method", "* gx", "* gx.double()", "expected float32, got float64", "message.x ="),
     ("own", "(0, 3, 20)", "(0, 9, 20)", "out of bounds", "labels must be integers"),
@@ -181,8 +170,9 @@ def test_a_group_without_a_command_prints_its_help(words, monkeypatch, capsys):
     assert "".join(capsys.readouterr()).startswith("Usage: ")
 
 
-@pytest.mark.parametrize("job, old, new, parts", [(*change, parts) for *change, parts in
-                                                  (([*one[:3], one[3:]]) for one in PLUGINS)])  # fmt: skip
+@pytest.mark.parametrize(
+    "job, old, new, parts", [(job, old, new, parts) for job, old, new, *parts in PLUGINS]
+)
 def test_plugins(job, old, new, parts, folder, message):
     file = folder / f"{job}.py"
     text = file.read_text()

@@ -34,12 +34,12 @@ def test_the_settings_page_has_every_setting_once_with_its_description():
     shown, declared = [], hashlib.sha256()
     for part in re.split(r"^##+ ", info("settings"), flags=re.M)[1:]:
         heading, *lines = part.splitlines()
-        for line in (one for one in lines if one.startswith("| `")):
+        for line in (line for line in lines if line.startswith("| `")):
             name, values, default, effect = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
             assert values and default, (heading, line)
             declared.update(f"{heading}|{name}|{values}|{default}\n".encode())
             shown.append((heading.strip("`[]"), name.strip("`"), effect.replace(r"\|", "|")))
-    members = [one for group in GROUPS.values() for one in group.members.items()]
+    members = [member for group in GROUPS.values() for member in group.members.items()]
     classes = [
         *SECTIONS.items(),
         ("tune", Tune),
@@ -47,10 +47,10 @@ def test_the_settings_page_has_every_setting_once_with_its_description():
     ]
     top_level = {name: field for name, field in settings_of(Config).items() if name in TOP_LEVEL}
     fields = [("The run as a whole", top_level), *((name, settings_of(cls)) for name, cls in classes)]
-    assert shown == [(place, name, one.description) for place, own in fields for name, one in own.items()]
-    found = declared.hexdigest()[:16]
-    change = f"a name, value or default differs: if wanted, add it to CHANGELOG.md, DECLARED = {found!r}"
-    assert found == DECLARED, change
+    assert shown == [(place, name, field.description) for place, own in fields for name, field in own.items()]
+    digest = declared.hexdigest()[:16]
+    change = f"a name, value or default differs: if wanted, add it to CHANGELOG.md, DECLARED = {digest!r}"
+    assert digest == DECLARED, change
 
 
 def test_the_methods_page_says_who_participates():

@@ -35,9 +35,10 @@ def test_every_job_file_and_example_is_valid(validator):
         key: loads(text) for key, text in EXAMPLES.items()
     }
     faults = {
-        name: [one.message[:200] for one in validator.iter_errors(table)] for name, table in tables.items()
+        name: [fault.message[:200] for fault in validator.iter_errors(table)]
+        for name, table in tables.items()
     }
-    assert len(tables) > 30 and not any(faults.values()), {name: one for name, one in faults.items() if one}
+    assert len(tables) > 30 and not any(faults.values()), faults
 
 
 @pytest.mark.parametrize("text", [
@@ -74,7 +75,9 @@ def test_what_is_right_is_not(validator, text):
 
 def test_every_setting_of_methods_and_problems_is_explained(schema):
     for part, members in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
-        tables = {one["title"]: one for one in schema["properties"][part]["anyOf"] if one.get("title")}
+        tables = {
+            table["title"]: table for table in schema["properties"][part]["anyOf"] if table.get("title")
+        }
         assert tables.keys() == members.keys()
         for name, cls in members.items():
             for row in rows_of(cls):

@@ -89,15 +89,15 @@ def test_every_setting_that_is_a_path_is_declared_as_such():
 
     classes = [*SECTIONS.values(), *AVAILABILITY_MODELS.values(), *USER_DATASETS.values()]
     classes += [*USER_TEXTS.values(), *PROBLEMS.values()]
-    found = {
+    fields = {
         name: field
         for cls in classes
         for name, field in settings_of(cls).items()
         if name in ("file", "path", "folder", "out", "data_dir")
     }
-    assert found.keys() == {"file", "path", "out", "data_dir"}
+    assert fields.keys() == {"file", "path", "out", "data_dir"}
     validators = {part for kind in (UserPath, FolderPath, OutputFolder) for part in kind.__metadata__}
-    for name, field in found.items():
+    for name, field in fields.items():
         assert validators & {*field.metadata} or "Validator" in str(field.annotation), name
 
 
@@ -132,7 +132,7 @@ def _commands(group, prefix=()):
 
 def test_paths_on_the_command_line(home):
     """A shell does not expand --to=~/x."""
-    kinds = {(name, one.name): one.type for name, command in _commands(cli) for one in command.params}
+    kinds = {(name, param.name): param.type for name, command in _commands(cli) for param in command.params}
     paths = {place for place, kind in kinds.items() if isinstance(kind, click.Path)}
     assert len(paths) > 10 and all(isinstance(kinds[place], HomePath) for place in paths)
     places = ("out", "to", "figure", "latex", "labels", "path", "places", "folder", "run", "file", "job")
@@ -159,9 +159,8 @@ def test_folders_that_are_not_for_output(home, tmp_path, out, name, kind):
 
 def test_a_change_of_a_job(home, tmp_path):
     (tmp_path / "job.toml").write_text("", encoding="utf-8")
-    assert read_job(tmp_path / "job.toml", ["run.out=~/a"]) == {
-        "run": {"out": "~/a"}
-    }  # as stored in a script
+    table = read_job(tmp_path / "job.toml", ["run.out=~/a"])
+    assert table == {"run": {"out": "~/a"}}, "as stored in a script"
 
 
 def test_a_folder_with_the_name_of_the_home_folder(tmp_path, monkeypatch):
@@ -171,7 +170,7 @@ def test_a_folder_with_the_name_of_the_home_folder(tmp_path, monkeypatch):
     assert expand_home("./~") == str(tmp_path / "~")
     assert run(table("./~/a", rounds=2)).path == tmp_path / "~/a/run.h5"
     assert resume("./~/a", ["rounds=3"]).round == load("./~/a").round == 3
-    assert [(str(found.folder), found.state) for found in find_statuses(["."])] == [("~/a", "finished")]
+    assert [(str(run.folder), run.state) for run in find_statuses(["."])] == [("~/a", "finished")]
     assert len(frame(".")) == len(frame("./~"))
 
 

@@ -13,12 +13,10 @@ from mpifed.core.streams import Stream, generator
 from mpifed.problems import MSPBE
 
 PROBLEMS = [
-    MSPBE(clients=3, d=3, states=8, samples=12),
-    MSPBE(clients=2, d=4, states=6, samples=40, gamma=0.5, rho=0.0, heterogeneity=1.0),
-    MSPBE(clients=3, d=3, states=8, samples=12, sampling="markov"),
+    prepared(MSPBE(clients=3, d=3, states=8, samples=12), 1),
+    prepared(MSPBE(clients=2, d=4, states=6, samples=40, gamma=0.5, rho=0.0, heterogeneity=1.0), 1),
+    prepared(MSPBE(clients=3, d=3, states=8, samples=12, sampling="markov"), 1),
 ]
-for _problem in PROBLEMS:
-    _problem.prepare(1)
 
 
 def transitions(problem, n) -> list[np.ndarray]:
@@ -39,20 +37,20 @@ def test_loss_and_solution_by_hand(problem):
             C_n += np.outer(phi, phi) / problem.samples
         expected = w @ (b_n - A_n @ theta) - w @ C_n @ w / 2 + problem.rho / 2 * theta @ theta
         point = {"theta": torch.from_numpy(theta)}, {"w": torch.from_numpy(w)}
-        found = problem.loss(*point, tuple(map(torch.from_numpy, transitions(problem, n))))
-        assert float(found) == pytest.approx(expected, rel=1e-12)  # sums of some tens of terms
+        value = problem.loss(*point, tuple(map(torch.from_numpy, transitions(problem, n))))
+        assert float(value) == pytest.approx(expected, rel=1e-12)  # sums of some tens of terms
         A, b, C = A + A_n / problem.clients, b + b_n / problem.clients, C + C_n / problem.clients
-    star, best = (one.numpy() for one in problem.solution())
+    star, best = (block.numpy() for block in problem.solution())
     inverse = np.linalg.inv(C)
     # Solutions of systems with condition numbers of up to 1e4.
     np.testing.assert_allclose(A.T @ inverse @ (b - A @ star), problem.rho * star, atol=1e-11)
     np.testing.assert_allclose(C @ best, b - A @ star, atol=1e-11)
-    found = problem.metrics({"theta": torch.from_numpy(theta)}, {"w": torch.from_numpy(w)}, None)
+    metrics = problem.metrics({"theta": torch.from_numpy(theta)}, {"w": torch.from_numpy(w)}, None)
     error = b - A @ theta
     value = error @ inverse @ error / 2 + problem.rho / 2 * theta @ theta
-    assert found["mspbe"] == pytest.approx(value, rel=1e-10)
+    assert metrics["mspbe"] == pytest.approx(value, rel=1e-10)
     distances = np.linalg.norm(theta - star), np.linalg.norm(w - best)
-    assert (found["theta_error"], found["w_error"]) == pytest.approx(distances)
+    assert (metrics["theta_error"], metrics["w_error"]) == pytest.approx(distances)
     response = problem.best_response({"theta": torch.from_numpy(theta)}).numpy()
     np.testing.assert_allclose(C @ response, error, atol=1e-11)
 
@@ -97,8 +95,8 @@ def test_markov_samples_are_consecutive_and_unbiased():
     assert phi.shape == (3, 600, size, 3) and r.shape == (3, 600, size)
     for n in range(3):
         own = transitions(problem, n)
-        starts = [int(np.flatnonzero((own[0] == one[0]).all(1) & (own[1] == q[0]))[0])
-                  for one, q in zip(phi[n], r[n])]  # fmt: skip
+        starts = [int(np.flatnonzero((own[0] == features[0]).all(1) & (own[1] == rewards[0]))[0])
+                  for features, rewards in zip(phi[n], r[n])]  # fmt: skip
         for k in range(20):
             rows = [(row + j) % 12 for row in np.flatnonzero((own[0] == phi[n, k, 0]).all(1))
                     for j in range(size)]  # fmt: skip

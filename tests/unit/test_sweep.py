@@ -48,8 +48,8 @@ def test_several_tables_have_separate_combinations(job):
     """
     job.write_text(job.read_text().split("[sweep]")[0] + sweeps)
     runs = variants(job)
-    found = [(run.config.rounds, run.config.seed, run.config.algorithm.gamma(1)) for run in runs]
-    assert found == [(3, 0, 0.01), (3, 1, 0.01), (6, 0, 0.02), (9, 0, 0.02)]
+    chosen = [(run.config.rounds, run.config.seed, run.config.algorithm.gamma(1)) for run in runs]
+    assert chosen == [(3, 0, 0.01), (3, 1, 0.01), (6, 0, 0.02), (9, 0, 0.02)]
     assert len({run.name for run in runs}) == 4
 
 
@@ -99,7 +99,7 @@ def test_different_values_have_different_names(values):
 
 
 def named(*methods, key="algorithm.name", **choices):
-    return folder_names([one for method in methods for one in expand({key: method, **choices})])
+    return folder_names([table for method in methods for table in expand({key: method, **choices})])
 
 
 def test_a_plugin_is_named_by_its_class():

@@ -43,7 +43,7 @@ def settings(folder):
 
 
 def named(settings, eta):
-    return next(one for one in settings if one.settings["algorithm.eta"] == eta)
+    return next(setting for setting in settings if setting.settings["algorithm.eta"] == eta)
 
 
 def prescribed(run):
@@ -53,9 +53,9 @@ def prescribed(run):
 
 def test_runs_with_a_theorems_step_size_are_one_setting(settings):
     """The step size depends on the seed, because the constants of the game do."""
-    etas = [one.settings["algorithm.eta"] for one in settings]
+    etas = [setting.settings["algorithm.eta"] for setting in settings]
     assert {*etas} == {"wang-kale-2", "20 x wang-kale-2", 0.1, 0.3}
-    assert [len(one.runs) for one in settings] == [2] * 4
+    assert [len(setting.runs) for setting in settings] == [2] * 4
     steps = [run.config["algorithm"]["eta"] for run in named(settings, "wang-kale-2").runs]
     assert steps[0] != steps[1]
 
@@ -63,7 +63,7 @@ def test_runs_with_a_theorems_step_size_are_one_setting(settings):
 def test_used_and_prescribed_step_sizes(settings):
     rows = theory_rows(settings)
     assert [(row["theorem"], row["step"]) for row in rows] == [("wang-kale-2", "eta")] * 3
-    by_setting = dict(zip([one for one in settings if one.name == "LESGD"], rows))
+    by_setting = dict(zip([setting for setting in settings if setting.name == "LESGD"], rows))
     first, often, other = (
         by_setting[named(settings, eta)] for eta in ("wang-kale-2", "20 x wang-kale-2", 0.3)
     )
@@ -82,8 +82,8 @@ def test_a_bound_is_a_horizontal_line_in_the_figure_of_its_metric(settings):
         draw(cell, settings, metric, AXES[0])
         dotted = [line for line in cell.lines if line._unscaled_dash_pattern == BOUND]
         assert len(dotted) == levels
-        for line, one in zip(dotted, [one for one in settings if one.name == "LESGD"]):
-            assert set(line.get_ydata()) == {one.bound(metric)}
+        for line, setting in zip(dotted, [setting for setting in settings if setting.name == "LESGD"]):
+            assert set(line.get_ydata()) == {setting.bound(metric)}
             assert line.get_color() == cell.lines[cell.lines.index(line) - 1].get_color()
     assert named(settings, 0.1).bound("err_D") is None
 

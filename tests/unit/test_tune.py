@@ -64,8 +64,8 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     path = folder / "job.toml"
     path.write_text(JOB.replace("FOLDER", str(folder)))
-    found = tuner.tune(tuning(path), SerialComm())
-    return folder, found
+    results = tuner.tune(tuning(path), SerialComm())
+    return folder, results
 
 
 @pytest.fixture
@@ -80,50 +80,49 @@ def best(folder) -> str:
 
 
 def test_all_methods_of_a_task_have_the_same_budget(whole):
-    folder, found = whole
+    folder, results = whole
     job = tuning(folder / "job.toml")
     spent = {}
     for path in find_runs([folder / "out/trials"]):
         _, task, method, *_ = path.relative_to(folder / "out").parts
         spent[task, method] = spent.get((task, method), 0) + int(load(path).costs["oracle_calls"][-1])
-    for study, one in zip(job.studies, found):
-        assert spent[study.task, study.method] == one.spent <= one.budget
-        assert one.spent > 0.6 * one.budget  # a bracket of two seeds costs at least two full runs
-    budgets = {study.task: {one.budget for other, one in zip(job.studies, found) if other.task == study.task}
-               for study in job.studies}  # fmt: skip
+    for study, result in zip(job.studies, results):
+        assert spent[study.task, study.method] == result.spent <= result.budget
+        assert result.spent > 0.6 * result.budget  # a bracket of two seeds costs at least two full runs
     # 6 rounds of 2 steps of FGDA, with 2 calls each except for the first.
-    assert budgets == {"clients=2": {3 * 2 * 24}, "clients=3": {3 * 3 * 24}}
-    tried = [len(one.tried) for one in found]
+    budgets = {(study.task, result.budget) for study, result in zip(job.studies, results)}
+    assert budgets == {("clients=2", 3 * 2 * 24), ("clients=3", 3 * 3 * 24)}
+    tried = [len(result.tried) for result in results]
     assert tried[1] > tried[0] and tried[3] > tried[2]
 
 
 def test_budgets_proportional_to_the_open_settings(job):
     change = ["tune.budget='proportional'"]
     plans = tuner.plan(tuning(job, change), SerialComm())
-    assert [one.budget for one in plans] == [2 * 3 * 2 * 24, 3 * 2 * 24, 2 * 3 * 3 * 24, 3 * 3 * 24]
+    assert [plan.budget for plan in plans] == [2 * 3 * 2 * 24, 3 * 2 * 24, 2 * 3 * 3 * 24, 3 * 3 * 24]
     printed = output_of("tune", job, "--list", *change, "tune.min_rounds=3")
     words = "times its number of searched settings / the least number; runs of 3 / 6 rounds"
     assert words in " ".join(printed.split())
 
 
 def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_path):
-    folder, found = whole
+    folder, results = whole
     text = best(folder)
     assert text.count("[[sweep]]") == 4 and "Unfinished" not in text and "oracle calls spent" in text
     runs = variants(folder / "out/best.toml", [f"run.out={tmp_path / 'best'}"])
     assert len(runs) == 4 * 2 and {run.config.seed for run in runs} == {SEED_OFFSET, SEED_OFFSET + 1}
     methods = [run.config for run in runs if run.config.seed == SEED_OFFSET]
     assert [config.problem.clients for config in methods] == [2, 2, 3, 3]
-    for config, one in zip(methods, found):
-        for key, value in one.settings.items():
+    for config, result in zip(methods, results):
+        for key, value in result.settings.items():
             assert getattr(getattr(config.algorithm, key), "value", getattr(config.algorithm, key)) == value
         assert config.rounds == 6 and config.oracle.noise.scale == 0.1 and config.run.dtype == "float64"
     with open(folder / "out/tried.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(one.tried) for one in found)
+    assert len(rows) == sum(len(result.tried) for result in results)
     final = [row for row in rows if row["rounds"] == "6" and row["seeds"] == "2"]
     values = [float(row["value"]) for row in final if (row["task"], row["method"]) == ("clients=2", "FGDA")]
-    assert min(values) == found[0].value
+    assert min(values) == results[0].value
     assert not list((folder / "out/trials").rglob("checkpoint-*.h5"))
 
 
@@ -199,8 +198,8 @@ def test_a_changed_job_is_searched_again(whole, finished):
     with pytest.raises(CollectiveError, match="oracle.noise.scale is 0.1 in the stored run and 0.2 in this"):
         tuner.tune(config, SerialComm(), "0/4")
     changed = tuning(finished, ["oracle.noise.scale=0.2", "run.overwrite=true"])
-    found = tuner.tune(changed, SerialComm(), "0/4")
-    assert found[0] != whole[1][0] and found[1:] == [None] * 3
+    results = tuner.tune(changed, SerialComm(), "0/4")
+    assert results[0] != whole[1][0] and results[1:] == [None] * 3
 
 
 def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(finished, tmp_path):
@@ -264,25 +263,25 @@ def test_metrics_whose_names_begin_like_a_split_are_metrics_of_test_data():
     with Simulation(Own(clients=2), FGDA(q=1, gamma=0.1, lam=0.1)) as simulation:
         simulation.start()
         simulation.evaluate()
-        found = Preview(1, 1, simulation.columns)
-    assert found.selection_metric(None) == "loss", "it has no validation split"
+        preview = Preview(1, 1, simulation.columns)
+    assert preview.selection_metric(None) == "loss", "it has no validation split"
     with pytest.raises(ConfigError, match="train_score is a metric of the test data"):
-        found.selection_metric("train_score")
+        preview.selection_metric("train_score")
 
 
 def test_settings_are_selected_by_the_validation_metric(job, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     text = job.read_text().replace("Saddle", f"{tmp_path}/planted.py:Planted")
     job.write_text(text.replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', ""))
-    found = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
-    assert [one.metric for one in found] == ["validation_loss"] * 2
+    results = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
+    assert [result.metric for result in results] == ["validation_loss"] * 2
     ended = {}
     for path in find_runs([tmp_path / "out/trials/FGDA"]):
         run = load(path)
         if run.costs["round"][-1] == 6:
             ended.setdefault(path.parent.parent.name, []).append(run.metrics["loss"][-1])
     means = {name: np.mean(values) for name, values in ended.items() if len(values) == 2}
-    assert len(means) > 1 and found[0].value == pytest.approx(-max(means.values()), abs=0)
+    assert len(means) > 1 and results[0].value == pytest.approx(-max(means.values()), abs=0)
 
 
 def test_a_metric_of_test_data_is_refused(tmp_path):
@@ -357,9 +356,9 @@ def test_metrics_of_training_data_may_select_settings(problem, method, trained, 
     job = TRAINED.format(problem=problem, method=method, out=tmp_path / "out")
     (tmp_path / "job.toml").write_text(job)
     (study,) = tuning(tmp_path / "job.toml").studies
-    found = trials.preview(study, SerialComm())
-    assert {*trained, *tested} == {*found.columns}
-    assert [found.selection_metric(name) for name in trained] == [*trained]
+    preview = trials.preview(study, SerialComm())
+    assert {*trained, *tested} == {*preview.columns}
+    assert [preview.selection_metric(name) for name in trained] == [*trained]
     for name in tested:
         with pytest.raises(ConfigError, match=f"{name} is a metric of the test data"):
-            found.selection_metric(name)
+            preview.selection_metric(name)

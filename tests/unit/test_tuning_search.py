@@ -31,21 +31,23 @@ def search(
     study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(study, seeds, runs * rounds * each, Preview(each, each, {"m": Column("m")}), sign, least)
-    steps, outcomes = found.requests(), None
+    finished = Search(
+        study, seeds, runs * rounds * each, Preview(each, each, {"m": Column("m")}), sign, least
+    )
+    steps, outcomes = finished.requests(), None
     while True:
         try:
             requests = steps.send(outcomes)
         except StopIteration:
-            return found
+            return finished
         assert requests
-        values = [value(one.settings, one.rounds, one.seed) for one in requests]
-        outcomes = [TrialOutcome(found, one.rounds * each) for found, one in zip(values, requests)]
+        values = [value(run.settings, run.rounds, run.seed) for run in requests]
+        outcomes = [TrialOutcome(result, run.rounds * each) for result, run in zip(values, requests)]
 
 
 def error(step: float, rounds: int, slow: float, fast: float, noise: float) -> float:
     """Return the error of descent with two curvatures: the best step for few rounds is too large for many."""
-    falls = (math.exp(min(700, 2 * rounds * math.log(abs(1 - step * one) + 1e-12))) for one in (slow, fast))
+    falls = (math.exp(min(700, 2 * rounds * math.log(abs(1 - step * bend) + 1e-12))) for bend in (slow, fast))
     return sum(falls) + noise * step
 
 
@@ -59,11 +61,11 @@ def quadratic(number: int, size: int):
 
     def value(settings, rounds, seed):
         draw = np.random.default_rng([zlib.crc32(repr(settings).encode()), seed]).standard_normal()
-        total = sum(error(step, rounds, *one) for step, one in zip(settings.values(), blocks))
+        total = sum(error(step, rounds, *block) for step, block in zip(settings.values(), blocks))
         return total * math.exp(0.2 * draw) if total < 1e20 else math.nan
 
     steps = np.logspace(-5, 1.5, 3000)
-    return value, [steps[np.argmin([error(step, ROUNDS, *one) for step in steps])] for one in blocks]
+    return value, [steps[np.argmin([error(step, ROUNDS, *block) for step in steps])] for block in blocks]
 
 
 def test_the_best_step_is_found_with_half_the_budget_of_a_grid():
@@ -71,9 +73,9 @@ def test_the_best_step_is_found_with_half_the_budget_of_a_grid():
     grid, open, near = 54, {"eta": Range(1e-4, 10.0)}, 0
     for number in range(10):
         value, (best,) = quadratic(number, 1)
-        found = search(value, open, runs=grid // 2)
-        near += 0.5 <= found.best.settings["eta"] / best <= 2
-        assert found.spent <= grid * ROUNDS / 2
+        finished = search(value, open, runs=grid // 2)
+        near += 0.5 <= finished.best.settings["eta"] / best <= 2
+        assert finished.spent <= grid * ROUNDS / 2
     assert near == 10
     open = {"eta_x": Range(1e-4, 10.0), "eta_y": Range(1e-4, 10.0)}  # a grid of 972 runs
     ratios = []
@@ -94,23 +96,23 @@ def test_the_best_step_is_found_with_half_the_budget_of_a_grid():
 def test_the_budget_is_kept_and_the_best_trial_has_every_seed(runs, seeds, rounds, each, number):
     value, _ = quadratic(number, 2)
     open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0), "c": Choice((1, 2, 3))}
-    found = search(
+    finished = search(
         lambda s, *of: value({"a": s["a"], "b": s["b"]}, *of), open, runs, seeds, rounds, each=each
     )
-    assert found.spent <= found.budget == runs * rounds * each
-    assert [*found.best.outcomes].count((rounds, 0)) == 1 and len(found.best.values(rounds)) == seeds
-    assert len({trial.point for trial in found.trials}) == len(found.trials)
-    assert all(trial.outcomes and trial.rounds in rung_rounds(rounds) for trial in found.trials)
-    kept = {id(trial) for trial in found.dropped}
-    assert len(found.dropped) == len(kept) == len(found.trials)
-    complete = [one for one in found.trials if len(one.values(rounds)) == seeds]
-    assert found.best is min(complete, key=lambda one: found.rank(one, rounds))
+    assert finished.spent <= finished.budget == runs * rounds * each
+    assert [*finished.best.outcomes].count((rounds, 0)) == 1 and len(finished.best.values(rounds)) == seeds
+    assert len({trial.point for trial in finished.trials}) == len(finished.trials)
+    assert all(trial.outcomes and trial.rounds in rung_rounds(rounds) for trial in finished.trials)
+    kept = {id(trial) for trial in finished.dropped}
+    assert len(finished.dropped) == len(kept) == len(finished.trials)
+    complete = [trial for trial in finished.trials if len(trial.values(rounds)) == seeds]
+    assert finished.best is min(complete, key=lambda trial: finished.rank(trial, rounds))
 
 
 def test_the_rungs_of_a_bracket():
     assert rung_rounds(90) == [10, 30, 90] and rung_rounds(2) == [1, 2] and rung_rounds(1) == [1]
-    found = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90)
-    first = [trial for trial in found.trials if trial.bracket == 1]
+    finished = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90)
+    first = [trial for trial in finished.trials if trial.bracket == 1]
     assert len(first) == 9 and {trial.rounds for trial in first} == {10, 30, 90}
     values = sorted(first, key=lambda trial: trial.settings["a"])
     assert [trial.rounds for trial in values] == [90, 30, 30] + [10] * 6
@@ -121,17 +123,17 @@ def test_the_rungs_of_a_bracket():
 def test_the_shortest_runs_have_the_least_number_of_rounds():
     assert rung_rounds(90, 25) == [25, 30, 90] and rung_rounds(90, 40) == [40, 90]
     assert rung_rounds(9, 20) == [9]
-    found = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90, least=40)
-    assert {rounds for trial in found.trials for rounds, _ in trial.outcomes} == {40, 90}
-    assert found.spent > 0.8 * found.budget
+    finished = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90, least=40)
+    assert {rounds for trial in finished.trials for rounds, _ in trial.outcomes} == {40, 90}
+    assert finished.spent > 0.8 * finished.budget
 
 
 def test_metrics_to_maximise_and_diverged_trials():
     def value(settings, rounds, seed):
         return math.nan if settings["a"] > 0.5 and seed == 1 else settings["a"]
 
-    found = search(value, {"a": Range(1e-3, 1.0)}, sign=-1)
-    assert 0.25 < found.best.settings["a"] <= 0.5
+    finished = search(value, {"a": Range(1e-3, 1.0)}, sign=-1)
+    assert 0.25 < finished.best.settings["a"] <= 0.5
     hopeless = search(lambda *_: math.nan, {"a": Range(1e-3, 1.0)})
     assert (
         "finite values, at points in the problem's sets, with every seed"
@@ -144,21 +146,23 @@ def test_ranges_are_extended_if_the_best_value_is_at_the_end(best, end):
     def value(settings, rounds, seed):
         return 1 + math.log10(settings["a"] / best) ** 2 + math.log10(settings.get("b", 0.1) / 0.1) ** 2
 
-    found = search(value, {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}, runs=40)
-    assert abs(math.log10(found.best.settings["a"] / best)) < 0.6, found.best.settings
-    assert 0.01 < found.best.settings["b"] < 1
+    finished = search(value, {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}, runs=40)
+    assert abs(math.log10(finished.best.settings["a"] / best)) < 0.6, finished.best.settings
+    assert 0.01 < finished.best.settings["b"] < 1
     bound = search(value, {"a": Range(1e-3, 1.0, least=1e-3, most=1.0), "b": Range(1e-3, 1.0)}, runs=30)
     assert 1e-3 <= bound.best.settings["a"] <= 1.0 and not result_of(bound, "m").warnings
     away = 1 if end == "upper" else -1  # without a minimum
     endless = search(lambda settings, *_: -away * math.log10(settings["a"]), {"a": Range(1e-3, 1.0)}, runs=22)
     assert endless.open["a"].high / endless.open["a"].low > 1e4
     assert f"is at the {end} end of the searched range" in result_of(endless, "m").warnings[0]
-    assert not result_of(found, "m").warnings
+    assert not result_of(finished, "m").warnings
 
 
 def test_small_spaces_are_exhausted():
-    found = search(lambda s, *_: s["a"], {"a": Choice((3, 1, 2))}, runs=30)
-    assert len(found.trials) == 3 and found.best.settings == {"a": 1} and found.spent < found.budget
+    finished = search(lambda s, *_: s["a"], {"a": Choice((3, 1, 2))}, runs=30)
+    assert (
+        len(finished.trials) == 3 and finished.best.settings == {"a": 1} and finished.spent < finished.budget
+    )
     fixed = search(lambda *_: 1.0, {}, runs=3)
     assert fixed.spent == fixed.budget and fixed.best.settings == {} and len(fixed.trials) == 1
 
@@ -166,14 +170,14 @@ def test_small_spaces_are_exhausted():
 def test_incompatible_settings_are_replaced():
     refuse = lambda settings: settings["a"] * settings["b"] > 1e-2  # noqa: E731
     open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}
-    found = search(lambda s, *_: -s["a"] * s["b"], open, refuse=refuse)
-    assert found.incompatible and len([one for one in found.trials if one.bracket == 1]) == 9
-    assert not any(refuse(one.settings) for one in found.trials)
+    finished = search(lambda s, *_: -s["a"] * s["b"], open, refuse=refuse)
+    assert finished.incompatible and len([trial for trial in finished.trials if trial.bracket == 1]) == 9
+    assert not any(refuse(trial.settings) for trial in finished.trials)
     with pytest.raises(ConfigError, match="do not go together"):
         search(lambda *_: 1.0, open, refuse=lambda settings: True)
 
 
 def test_values_whose_sum_overflows_are_ranked_last():
     """Such values occur shortly before a run in float64 diverges."""
-    found = search(lambda settings, *_: settings["a"] * 1e308, {"a": Range(0.7, 1.7)}, runs=4)
-    assert found.rank(found.best, ROUNDS) == (0, math.inf)
+    finished = search(lambda settings, *_: settings["a"] * 1e308, {"a": Range(0.7, 1.7)}, runs=4)
+    assert finished.rank(finished.best, ROUNDS) == (0, math.inf)

@@ -47,7 +47,7 @@ def test_every_method_can_be_created_from_its_default_ranges(name):
     points = sobol_points(space.open, 8, 0, ())
     points += tpe_points(space.open, 2, 0, points)
     assert len({*points}) == 10
-    for point in [*points, tuple(one.low for one in space.open.values())]:
+    for point in [*points, tuple(domain.low for domain in space.open.values())]:
         table = space.table(settings_at(space.open, point))
         del table["name"]
         create(ALGORITHMS[name], table, "algorithm", {})
@@ -91,16 +91,16 @@ def test_values_of_an_omitted_decay_are_above_a_strict_bound(tmp_path):
 
 @given(numbers, st.floats(1.5, 1e4), st.floats(0, 1), st.booleans())
 def test_ranges_are_logarithmic_and_extended_past_their_ends(low, times, share, complement):
-    one = Range(low, low * times, complement=complement)
-    number = one.at_fraction(share)
-    assert one.low <= number <= one.high and number == one.rounded(number)
-    reached = math.log(number / one.low) / math.log(times)
-    assert abs(reached - share) < 0.01 / math.log(times) or number in (one.low, one.high)
-    more = one.extension(number)
+    span = Range(low, low * times, complement=complement)
+    number = span.at_fraction(share)
+    assert span.low <= number <= span.high and number == span.rounded(number)
+    reached = math.log(number / span.low) / math.log(times)
+    assert abs(reached - share) < 0.01 / math.log(times) or number in (span.low, span.high)
+    more = span.extension(number)
     assert (more is None) == (0.1 < reached < 0.9)  # the tenths at the ends
     if more:
-        assert more.low == one.high or more.high == one.low
-        assert one.union(more).high / one.union(more).low > 9 * times
+        assert more.low == span.high or more.high == span.low
+        assert span.union(more).high / span.union(more).low > 9 * times
     assert Range(low, low * times, least=low, most=low * times).extension(number) is None
 
 
