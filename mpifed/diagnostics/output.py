@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import escape_cell, escape_mathtext
+from mpifed.base.log import escape_mathtext
 from mpifed.storage.files import ASSUMPTION_FILES, PNG_METADATA, writing
 
 __all__ = ["finish_panel", "print_tables", "write"]
@@ -45,17 +45,20 @@ Row = dict[str, Any]
 
 def _columns(rows: list[Row]) -> list[str]:
     """Return the columns of :data:`NAMES` that contain a number."""
-    return [name for name in NAMES if any(not math.isnan(row.get(name, math.nan)) for row in rows)]
+    return [name for name in NAMES if not np.isnan(_values(rows, name)).all()]
+
+
+def _values(rows: list[Row], name: str) -> list[float]:
+    """Return a column; NaN where it is missing."""
+    return [row.get(name, math.nan) for row in rows]
 
 
 def _cells(row: Row, columns: Iterable[str]) -> list[str]:
-    cells = []
-    for name in columns:
-        value = row.get(name, math.nan)
-        cell = "-" if math.isnan(value) else f"{value:.3g}"
-        interval = name == "tail" and cell != "-"
-        cells.append(f"{cell} ({row['tail_low']:.2g} to {row['tail_high']:.2g})" if interval else cell)
-    return cells
+    values = {name: value for name in columns if not math.isnan(value := row.get(name, math.nan))}
+    texts = {name: f"{value:.3g}" for name, value in values.items()}
+    if "tail" in texts:
+        texts["tail"] += f" ({row['tail_low']:.2g} to {row['tail_high']:.2g})"
+    return [texts.get(name, "-") for name in columns]
 
 
 def print_tables(found: dict[str, Any]) -> None:
@@ -114,8 +117,8 @@ def _write_csv(found: dict[str, Any], path: Path) -> None:
     names = list(dict.fromkeys(name for row in found["rows"] for name in row))
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="")
-        writer.writerow({name: escape_cell(name) for name in names})
-        writer.writerows({name: escape_cell(cell) for name, cell in row.items()} for row in found["rows"])
+        writer.writeheader()
+        writer.writerows(found["rows"])
 
 
 def _write_json(found: dict[str, Any], path: Path) -> None:
@@ -145,14 +148,14 @@ def _draw(found: dict[str, Any], path: Path) -> None:
     for axes, name in zip(grid, columns):
         for client in ("all", *range(found["clients"])):
             client_rows = [row for row in rows if row["client"] == client]
-            rounds, values = ([row.get(key, math.nan) for row in client_rows] for key in ("round", name))
+            rounds, values = (_values(client_rows, key) for key in ("round", name))
             is_all = client == "all"
             style = {"color": "black", "zorder": 3} if is_all else {"color": "0.75", "linewidth": 0.8}
             axes.plot(rounds, values, marker=".", **style)
             if is_all and name == "tail":
-                low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
+                low, high = (_values(client_rows, key) for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
-        finish_panel(axes, name, [row.get(name, math.nan) for row in rows])
+        finish_panel(axes, name, _values(rows, name))
     figure.suptitle(escape_mathtext(found["mpifed estimate"]), fontsize=10)
     figure.savefig(path, format="png", metadata=PNG_METADATA)
 
