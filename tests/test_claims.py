@@ -101,8 +101,8 @@ EQUAL = against([0.5, 0.52, 0.51], [0.5, 0.521, 0.508])
     (AHEAD, BEHIND, "reproduced", "tuned; not at the stated settings"),
     (BEHIND, AHEAD, "only at the stated settings", ""),
     (EQUAL, AHEAD, "only at the stated settings", ""),
-    (BEHIND, BEHIND, "not reproduced", ""),
-    (EQUAL, BEHIND, "tie", ""),
+    (BEHIND, BEHIND, "not reproduced", "not at the stated settings"),
+    (EQUAL, BEHIND, "tie", None),
     (BEHIND, NOISY, "not reproduced", "open at the stated settings"),
     (NOISY, BEHIND, "not decided at this size", None),
 ])  # fmt: skip
