@@ -203,13 +203,13 @@ def catalogue(word: str = "") -> dict[str, dict[str, str]]:
     Args:
         word: a text that the group, the name or the paragraph must contain, in upper or lower case.
     """
-    found: dict[str, dict[str, str]] = {}
+    groups: dict[str, dict[str, str]] = {}
     for group, (members, *_) in GROUPS.items():
         for name, obj in members.items():
             text = _summary(obj)
             if word.lower() in f"{group}\n{name}\n{text}".lower():
-                found.setdefault(group, {})[name] = text
-    return found
+                groups.setdefault(group, {})[name] = text
+    return groups
 
 
 def _summary(obj) -> str:
@@ -261,8 +261,8 @@ def print_info(name: str) -> None:
         echo(settings_page(), nl=False)
     elif bare_name in groups:
         _print_group(groups[bare_name])
-    elif section not in SECTIONS and (found := [g for g in GROUPS.values() if g.setting == name]):
-        for group in found:
+    elif section not in SECTIONS and (named := [g for g in GROUPS.values() if g.setting == name]):
+        for group in named:
             _print_group(group)
     elif section in EXAMPLES and ":" not in name:
         _print_setting(section, key) if key else _print_section(section)

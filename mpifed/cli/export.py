@@ -141,9 +141,9 @@ def _selected(data: RunData, result: Result, best: bool, number: int | None) -> 
     if header["sizes"]["output"] != sum(sizes):
         raise click.UsageError(f"{kept[number]} is a checkpoint of another run than {data.path}")
     blocks = torch.from_numpy(arrays["output"]).split(sizes)
-    found = result.at(dict(zip(result.point, blocks)), number)
+    kept_result = result.at(dict(zip(result.point, blocks)), number)
     # The metrics of a run that returns the point of a random round are those of its last iterate.
-    return replace(found, metrics={}) if data.config.get("output") == "uniform" else found
+    return replace(kept_result, metrics={}) if data.config.get("output") == "uniform" else kept_result
 
 
 def _origin(run: RunData, result: Result) -> dict:

@@ -26,10 +26,10 @@ def list_(word, as_json):
     """
     from mpifed.cli.catalogue import catalogue, print_catalogue
 
-    found = catalogue(word)
-    if not found:
+    groups = catalogue(word)
+    if not groups:
         raise click.UsageError(f"no object contains {word!r}: `mpifed list` lists all objects")
-    echo(json.dumps(found, indent=2)) if as_json else print_catalogue(found)
+    echo(json.dumps(groups, indent=2)) if as_json else print_catalogue(groups)
 
 
 @click.command()

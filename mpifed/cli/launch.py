@@ -23,7 +23,6 @@ import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import escape_control
-from mpifed.base.paths import expand_home
 from mpifed.base.units import TIME, convert
 from mpifed.cli.options import HomePath, JobCommand, allow_code_option
 from mpifed.cli.output import echo
@@ -45,9 +44,10 @@ _SBATCH = {
     "mail-type": "Events that cause mail, e.g. END,FAIL",
 }
 #: Own options that have the same name in sbatch.
-_OWN = ("gpus_per_node", "time", "partition")
+_OWN = ("gpus-per-node", "time", "partition")
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
 MAX_SIZE = 65_000
+_SIZE = click.IntRange(1, MAX_SIZE)
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
 _JOB_VARIABLES = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _SITE_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
@@ -77,16 +77,19 @@ def split_sbatch_line(line: str) -> tuple[str, ...]:
     """Split a line into words: options as on sbatch's command line, or a whole ``#SBATCH`` line.
 
     Raises:
-        ValueError: a word is not an option, or a value with blanks is not quoted.
+        BadParameter: a word is not an option, or a value with blanks is not quoted.
     """
-    words = shlex.split(line.removeprefix("#SBATCH"), comments=line.startswith("#SBATCH"))
-    for before, word in zip(["", *words], words):
-        if not word.isprintable():
-            raise ValueError("an #SBATCH line must not contain line breaks or other control characters")
-        if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
-            raise ValueError(f"{word!r} is not an option; quote values with blanks")
-    if not words:
-        raise ValueError("the line is empty")
+    try:
+        words = shlex.split(line.removeprefix("#SBATCH"), comments=line.startswith("#SBATCH"))
+        for before, word in zip(["", *words], words):
+            if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
+                raise ValueError(f"{word!r} is not an option; quote values with blanks")
+        if not words:
+            raise ValueError("the line is empty")
+    except ValueError as error:
+        raise click.BadParameter(
+            f"expected an option of sbatch, e.g. --exclude=node7, got {line!r}: {error}"
+        ) from None
     return tuple(words)
 
 
@@ -108,71 +111,41 @@ def parse_time_limit(time: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _full_match(pattern: str, expected: str):
-    """Return an option's callback that accepts values matching a pattern as a whole."""
+def _matching(pattern: str, expected: str):
+    """Return the type of texts that match a pattern as a whole."""
 
-    def callback(ctx, parameter, value):
-        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
-            raise click.BadParameter(f"expected {expected}, got {value!r}")
-        return value
+    def convert(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise click.BadParameter(f"expected {expected}, got {text!r}")
+        return text
 
-    return callback
-
-
-def _size_option(name: str, help: str):
-    """Return an option for a positive integer."""
-    return click.option(name, type=click.IntRange(1, MAX_SIZE), default=1, help=help)
+    return convert
 
 
-def _time_limit(ctx, parameter, value):
+def _time_limit(text: str) -> str:
     """Return a limit in Slurm's formats unchanged, and a time with a unit in whole minutes, rounded up."""
-    if value is None or parse_time_limit(value) is not None:
-        return value
+    if parse_time_limit(text) is not None:
+        return text
     with contextlib.suppress(ValueError):
-        if (limit := convert(value, TIME)) > 0:
+        if (limit := convert(text, TIME)) > 0:
             return str(math.ceil(limit / 60))
-    raise click.BadParameter(f"expected minutes, H:M:S, D-H:M:S or a time such as 2h, got {value!r}")
+    raise click.BadParameter(f"expected minutes, H:M:S, D-H:M:S or a time such as 2h, got {text!r}")
 
 
-def _parse_warning_time(ctx, parameter, value) -> int:
+def _warning_time(text: str) -> int:
     """Return a time with or without a unit in whole seconds."""
     try:
-        seconds = float(value) if re.fullmatch(r"[\d.]+", value, re.ASCII) else convert(value, TIME)
+        seconds = float(text) if re.fullmatch(r"[\d.]+", text, re.ASCII) else convert(text, TIME)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if not 1 <= seconds <= MAX_SIZE:
-        raise click.BadParameter(f"expected 1 to {MAX_SIZE} seconds, got {value!r}")
+        raise click.BadParameter(f"expected 1 to {MAX_SIZE} seconds, got {text!r}")
     return int(seconds)
 
 
-def _parse_extra(ctx, parameter, value):
-    def words(line: str) -> tuple[str, ...]:
-        try:
-            return split_sbatch_line(line)
-        except ValueError as error:
-            raise click.BadParameter(
-                f"expected an option of sbatch, e.g. --exclude=node7, got {line!r}: {error}"
-            ) from None
-
-    return tuple(map(words, value))
-
-
-def _sbatch_options(command):
-    """Add options that are passed to sbatch unchanged."""
-
-    def words(ctx, parameter, value):
-        if value and parameter.name == "output":
-            value = expand_home(value)
-        return value and _parse_extra(ctx, parameter, [shlex.quote(f"{parameter.opts[0]}={value}")])[0]
-
-    for name, text in reversed(_SBATCH.items()):
-        command = click.option(f"--{name}", metavar="TEXT", callback=words, help=f"{text} (sbatch).")(command)
-    return command
-
-
-def _expect_setup(ctx, parameter, value):
+def _expect_setup(ctx, parameter, lines: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse incomplete lines of shell: an unclosed quote would include the rest of the script."""
-    text = "\n".join(value)
+    text = "\n".join(lines)
     if re.search(r"^#SBATCH", text, re.M) or "\r" in text or re.search(r"(?<!\\)(\\\\)*\\$", text):
         raise click.BadParameter(
             f"expected lines of shell without a backslash at the end, got {text!r}: options of sbatch go "
@@ -182,31 +155,39 @@ def _expect_setup(ctx, parameter, value):
     if check and check.stderr:
         message = check.stderr.decode(errors="replace").splitlines()[0].removeprefix("bash: ")
         raise click.BadParameter(f"expected complete lines of shell, got {text!r}: {message}")
-    return value
+    return lines
+
+
+def _sbatch_options(command):
+    """Add options that are passed to sbatch unchanged."""
+    for name, text in reversed(_SBATCH.items()):
+        kind = HomePath(readable=False) if name == "output" else str
+        command = click.option(f"--{name}", metavar="TEXT", type=kind, help=f"{text} (sbatch).")(command)
+    return command
 
 
 @click.command(cls=_ArgumentRecorder)
 @click.argument("job", type=HomePath())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@_size_option("--nodes", "Nodes per run.")
-@_size_option("--ranks-per-node", "MPI ranks on each node.")
-@_size_option("--cpus-per-rank", "Cores and threads per rank.")
+@click.option("--nodes", type=_SIZE, default=1, help="Nodes per run.")
+@click.option("--ranks-per-node", type=_SIZE, default=1, help="MPI ranks on each node.")
+@click.option("--cpus-per-rank", type=_SIZE, default=1, help="Cores and threads per rank.")
 @click.option(
     "--gpus-per-node",
     metavar="[TYPE:]N",
-    callback=_full_match(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
+    type=_matching(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
     help="GPUs per node; the ranks of a node use them in turn.",
 )
 @click.option(
     "--time",
     metavar="LIMIT",
-    callback=_time_limit,
+    type=_time_limit,
     help="Time limit: minutes, H:M:S, D-H:M:S, or a time with a unit such as 2h.",
 )
 @click.option(
     "--partition",
     metavar="TEXT",
-    callback=_full_match(r"[^\s,]+(,[^\s,]+)*", "a name, or several names separated by commas"),
+    type=_matching(r"[^\s,]+(,[^\s,]+)*", "a name, or several names separated by commas"),
     help="Partition (queue).",
 )
 @click.option(
@@ -230,7 +211,7 @@ def _expect_setup(ctx, parameter, value):
 @click.option(
     "--warning",
     metavar="TIME",
-    callback=_parse_warning_time,
+    type=_warning_time,
     default="120",
     help="Write a checkpoint and end, with exit code 85, this long before the time limit (seconds, or 5min).",
 )
@@ -239,7 +220,7 @@ def _expect_setup(ctx, parameter, value):
     "--extra",
     multiple=True,
     metavar="OPTION",
-    callback=_parse_extra,
+    type=split_sbatch_line,
     help='Further option of sbatch, e.g. "--exclude=node7".',
 )
 @click.option(
@@ -389,12 +370,14 @@ def batch_script(
         arguments: the arguments of ``mpifed launch`` as typed.
         options: the options of ``mpifed launch``.
     """
-    own = [f"--{name.replace('_', '-')}={options[name]}" for name in _OWN if options[name]]
-    own += [f"--array=0-{parts - 1}"] if parts > 1 else []
-    own += ["--requeue", "--open-mode=append"] if options["preemptible"] else []
-    passed = [options[name.replace("-", "_")] for name in _SBATCH]
-    directives = [*([option] for option in own), *filter(None, passed), *options["extra"]]
-    lines = ["#SBATCH " + " ".join(map(_sbatch_quote, directive)) for directive in directives]
+    named = {name: options[name.replace("-", "_")] for name in (*_OWN, *_SBATCH)}
+    directives = [f"--{name}={value}" for name, value in named.items() if value]
+    directives += [f"--array=0-{parts - 1}"] if parts > 1 else []
+    directives += ["--requeue", "--open-mode=append"] if options["preemptible"] else []
+    lines = [
+        "#SBATCH " + " ".join(map(_sbatch_quote, words))
+        for words in (*([directive] for directive in directives), *options["extra"])
+    ]
     lines += [*assignment_lines(runs), *options["setup"]]
     lines += ["export MPIFED_REQUEUE=1"] if options["preemptible"] else []
     # The name may look like an option, or like the colon between two commands of mpirun.
@@ -416,6 +399,10 @@ def _printable(text: str) -> str:
 
 def _sbatch_quote(word: str) -> str:
     """Quote a word for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
+    if not word.isprintable():
+        raise click.UsageError(
+            f"an #SBATCH line must not contain line breaks or other control characters, got {word!r}"
+        )
     if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from mpifed.cli.errors import describe
@@ -9,6 +12,18 @@ from mpifed.cli.options import HomePath
 from mpifed.cli.output import echo
 
 __all__ = ["report"]
+
+
+#: Options of the figure and the table for a paper → the outputs that they apply to.
+_NEEDED = {
+    **dict.fromkeys(("width", "x"), ("figure",)),
+    **dict.fromkeys(("metrics", "labels"), ("figure", "latex")),
+}
+_FILE = HomePath(dir_okay=False, path_type=Path)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 @click.command()
@@ -31,7 +46,7 @@ __all__ = ["report"]
 )
 @click.option(
     "--figure",
-    type=HomePath(dir_okay=False),
+    type=_FILE,
     metavar="FILE",
     help="Write a figure for a paper: .pdf, .svg or .eps.",
 )
@@ -39,18 +54,19 @@ __all__ = ["report"]
     "--width", help="Width of the figure, e.g. 3.25in, 84mm or 240pt (TeX points).  [default: 3.25in]"
 )
 @click.option(
-    "--x", help="Horizontal axes of the figure, one panel each, e.g. rounds,bytes.  [default: rounds]"
+    "--x",
+    type=_names,
+    metavar="TEXT",
+    help="Horizontal axes of the figure, one panel each, e.g. rounds,bytes.  [default: rounds]",
 )
-@click.option("--latex", type=HomePath(dir_okay=False), metavar="FILE", help="Write a LaTeX table.")
+@click.option("--latex", type=_FILE, metavar="FILE", help="Write a LaTeX table.")
 @click.option(
-    "--metrics", help="Metrics in figure and LaTeX table, e.g. error,auc.  [default: the selecting metric]"
+    "--metrics",
+    type=_names,
+    metavar="TEXT",
+    help="Metrics in figure and LaTeX table, e.g. error,auc.  [default: the selecting metric]",
 )
-@click.option(
-    "--labels",
-    type=HomePath(dir_okay=False),
-    metavar="FILE",
-    help="TOML file of labels in figure and LaTeX table.",
-)
+@click.option("--labels", type=_FILE, metavar="FILE", help="TOML file of labels in figure and LaTeX table.")
 @click.option("--cite", is_flag=True, help="Only print the BibTeX entries of methods, problems and data.")
 def report(places, out, metric, by, target, each, cite, **paper):
     """Compare the runs in FOLDER... and below: writes a page for a browser, curves and tables.
@@ -69,32 +85,24 @@ def report(places, out, metric, by, target, each, cite, **paper):
         if cite:
             text = bibtex(places)
         else:
-            written = write_report(places, out, Rule(metric, by, target, each), _paper(**paper))
+            written = write_report(places, out, Rule(metric, by, target, each), _paper(paper))
             text = "\n".join(map(str, written))
     except (OSError, ValueError) as error:
         raise click.UsageError(describe(error)) from None
     echo(text)
 
 
-def _paper(figure, latex, width, x, metrics, labels):
-    """Return the options of figure and LaTeX table.
+def _paper(options: dict[str, Any]):
+    """Return the figure and the LaTeX table of the command's options.
 
     Raises:
         UsageError: an option is given without the output that it applies to.
     """
-    from pathlib import Path
-
     from mpifed.report.report import Paper
 
-    for name, value in {"width": width, "x": x}.items():
-        if value and not figure:
-            raise click.UsageError(f"--{name} needs --figure FILE")
-    for name, value in {"metrics": metrics, "labels": labels}.items():
-        if value and not (figure or latex):
-            raise click.UsageError(f"--{name} needs --figure FILE or --latex FILE")
-    files = {"figure": figure, "latex": latex, "labels": labels}
-    options = {name: path and Path(path) for name, path in files.items()}
-    for name, text in {"metrics": metrics, "x": x}.items():
-        if text:
-            options[name] = tuple(part.strip() for part in text.split(","))
-    return Paper(**options, **({"width": width} if width else {}))
+    given = {name: value for name, value in options.items() if value}
+    for name, outputs in _NEEDED.items():
+        if name in given and not given.keys() & outputs:
+            needed = " or ".join(f"--{output} FILE" for output in outputs)
+            raise click.UsageError(f"--{name} needs {needed}")
+    return Paper(**given)

@@ -233,11 +233,11 @@ def _gpu(comm: SerialComm, folder: str) -> str:
             if reason := unused_gpu():
                 raise RuntimeError(reason)
         return "none, runs use the CPU"
-    found = _run(comm, f"{folder}/gpu", device="cuda")
+    computed = _run(comm, f"{folder}/gpu", device="cuda")
     with collective_errors(comm, Exception):
         expected = _point(f"{folder}/cpu")
-        if not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-            raise ValueError(f"GPU and CPU differ by up to {(found - expected).abs().max():.3g}")
+        if not torch.allclose(computed, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            raise ValueError(f"GPU and CPU differ by up to {(computed - expected).abs().max():.3g}")
     return f"{torch.cuda.get_device_name()}, the first of {torch.cuda.device_count()} on the node of rank 0"
 
 

@@ -78,8 +78,8 @@ def status(places, as_json, trials, following, interval):
     planned = [run for job in jobs for run in _runs_of(job)]
 
     def look() -> list[Status]:
-        found = find_statuses(folders)
-        runs = found if trials else with_searches(found)
+        listed = find_statuses(folders)
+        runs = listed if trials else with_searches(listed)
         return runs + [status_of(run.folder) if is_run(run.folder) else run for run in planned]
 
     if following and as_json:
@@ -197,8 +197,8 @@ def _arrays(runs: Sequence[Status]) -> list[str]:
     lines = []
     for script, elements in arrays.items():
         states: dict[str, list[int]] = {}
-        for number, found in sorted(elements.items()):
-            states.setdefault(_element_state(found), []).append(number)
+        for number, run_states in sorted(elements.items()):
+            states.setdefault(_element_state(run_states), []).append(number)
         texts = [
             f"{len(numbers)} {state} ({format_ranges(numbers).replace(' ', '')})"  # as in Slurm
             for state, numbers in states.items()

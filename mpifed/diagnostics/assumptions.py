@@ -165,10 +165,10 @@ class _Estimator:
         """Return the largest observed difference quotient, a lower bound of the Lipschitz constant."""
         if "L" not in self.options.of:
             return math.nan
-        found, direction = 0.0, value
+        largest, direction = 0.0, value
         if self._before is not None and float((step := point - self._before).norm()) > 0:
-            found, direction = float((value - field(self._before)).norm() / step.norm()), step
-        return max(found, lipschitz(field, point, direction, self.options.iterations))
+            largest, direction = float((value - field(self._before)).norm() / step.norm()), step
+        return max(largest, lipschitz(field, point, direction, self.options.iterations))
 
     def _pl(self, point: torch.Tensor, mean_gradient: torch.Tensor) -> Row:
         """Return ``pl`` and the natural residual of the best response at which Φ is evaluated.

@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import escape_cell, escape_mathtext
+from mpifed.base.log import escape_mathtext
 from mpifed.storage.files import ASSUMPTION_FILES, PNG_METADATA, writing
 
 __all__ = ["finish_panel", "print_tables", "write"]
@@ -45,33 +45,36 @@ Row = dict[str, Any]
 
 def _columns(rows: list[Row]) -> list[str]:
     """Return the columns of :data:`NAMES` that contain a number."""
-    return [name for name in NAMES if any(not math.isnan(row.get(name, math.nan)) for row in rows)]
+    return [name for name in NAMES if not np.isnan(_values(rows, name)).all()]
+
+
+def _values(rows: list[Row], name: str) -> list[float]:
+    """Return a column; NaN where it is missing."""
+    return [row.get(name, math.nan) for row in rows]
 
 
 def _cells(row: Row, columns: Iterable[str]) -> list[str]:
-    cells = []
-    for name in columns:
-        value = row.get(name, math.nan)
-        cell = "-" if math.isnan(value) else f"{value:.3g}"
-        interval = name == "tail" and cell != "-"
-        cells.append(f"{cell} ({row['tail_low']:.2g} to {row['tail_high']:.2g})" if interval else cell)
-    return cells
+    values = {name: value for name in columns if not math.isnan(value := row.get(name, math.nan))}
+    texts = {name: f"{value:.3g}" for name, value in values.items()}
+    if "tail" in texts:
+        texts["tail"] += f" ({row['tail_low']:.2g} to {row['tail_high']:.2g})"
+    return [texts.get(name, "-") for name in columns]
 
 
-def print_tables(found: dict[str, Any]) -> None:
+def print_tables(estimates: dict[str, Any]) -> None:
     """Print two tables: all clients with one row per point, and the last point with one row per client."""
     console = Console(highlight=False, markup=False, width=WIDTH)
-    rows, last = found["rows"], found["rows"][-1]["round"]
+    rows, last = estimates["rows"], estimates["rows"][-1]["round"]
     everyone = [row for row in rows if row["client"] == "all"]
     clients = [row for row in rows if row["client"] != "all" and row["round"] == last]
-    _print(console, f"{found['mpifed estimate']}: all clients", "round", everyone)
+    _print(console, f"{estimates['mpifed estimate']}: all clients", "round", everyone)
     _print(console, f"each client after round {last}", "client", clients[:CLIENTS])
     if len(clients) > CLIENTS:
         console.print(f"... and {len(clients) - CLIENTS} more clients, in {ASSUMPTION_FILES[0]}")
-    console.print(_explanation(found, everyone))
+    console.print(_explanation(estimates, everyone))
 
 
-def _explanation(found: dict[str, Any], everyone: list[Row]) -> str:
+def _explanation(estimates: dict[str, Any], everyone: list[Row]) -> str:
     """Return an explanation of the columns of the printed tables."""
     columns, lines = _columns(everyone), []
     if "L" in columns:
@@ -81,8 +84,9 @@ def _explanation(found: dict[str, Any], everyone: list[Row]) -> str:
         lines.append(f"μ: upper bounds; the natural residual of y*(x) is at most {unsolved:.1g}.")
     if "tail" in columns:
         lines.append(
-            f"Tail index: Hill's estimator with 95 % intervals, from the largest {found['top']} of "
-            f"{found['samples']} noise norms per client and the largest {found['top_of_all']} of all clients."
+            f"Tail index: Hill's estimator with 95 % intervals, from the largest {estimates['top']} of "
+            f"{estimates['samples']} noise norms per client and the largest {estimates['top_of_all']} of all "
+            "clients."
         )
     return " ".join(lines)
 
@@ -97,7 +101,7 @@ def _print(console: Console, title: str, first: str, rows: list[Row]) -> None:
     console.print(table)
 
 
-def write(found: dict[str, Any], folder: Path) -> list[Path]:
+def write(estimates: dict[str, Any], folder: Path) -> list[Path]:
     """Write the files and return their paths.
 
     Raises:
@@ -106,36 +110,36 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
     paths = [folder / name for name in ASSUMPTION_FILES]
     for path, writer in zip(paths, (_write_csv, _write_json, _draw)):
         with writing(path) as temporary:
-            writer(found, temporary)
+            writer(estimates, temporary)
     return paths
 
 
-def _write_csv(found: dict[str, Any], path: Path) -> None:
-    names = list(dict.fromkeys(name for row in found["rows"] for name in row))
+def _write_csv(estimates: dict[str, Any], path: Path) -> None:
+    names = list(dict.fromkeys(name for row in estimates["rows"] for name in row))
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="")
-        writer.writerow({name: escape_cell(name) for name in names})
-        writer.writerows({name: escape_cell(cell) for name, cell in row.items()} for row in found["rows"])
+        writer.writeheader()
+        writer.writerows(estimates["rows"])
 
 
-def _write_json(found: dict[str, Any], path: Path) -> None:
+def _write_json(estimates: dict[str, Any], path: Path) -> None:
     """Write the results as JSON, with null for NaN and infinity, which strict parsers reject."""
     rows = [
         {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in row.items()
         }
-        for row in found["rows"]
+        for row in estimates["rows"]
     ]
-    path.write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(estimates | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def _draw(found: dict[str, Any], path: Path) -> None:
+def _draw(estimates: dict[str, Any], path: Path) -> None:
     """Draw one panel per column against the rounds.
 
     Clients are grey, the row "all" is black, and the confidence interval of the tail index is shaded.
     """
-    columns, rows = _columns(found["rows"]), found["rows"]
+    columns, rows = _columns(estimates["rows"]), estimates["rows"]
     across = min(PANELS, len(columns))
     down = -(-len(columns) // across)
     figure = Figure(figsize=(3 * across, 2.8 * down), dpi=150, layout="constrained", facecolor="white")
@@ -143,17 +147,17 @@ def _draw(found: dict[str, Any], path: Path) -> None:
     for axes in grid[len(columns) :]:
         axes.set_axis_off()
     for axes, name in zip(grid, columns):
-        for client in ("all", *range(found["clients"])):
+        for client in ("all", *range(estimates["clients"])):
             client_rows = [row for row in rows if row["client"] == client]
-            rounds, values = ([row.get(key, math.nan) for row in client_rows] for key in ("round", name))
+            rounds, values = (_values(client_rows, key) for key in ("round", name))
             is_all = client == "all"
             style = {"color": "black", "zorder": 3} if is_all else {"color": "0.75", "linewidth": 0.8}
             axes.plot(rounds, values, marker=".", **style)
             if is_all and name == "tail":
-                low, high = ([row[key] for row in client_rows] for key in ("tail_low", "tail_high"))
+                low, high = (_values(client_rows, key) for key in ("tail_low", "tail_high"))
                 axes.fill_between(rounds, low, high, color="black", alpha=0.12, linewidth=0)
-        finish_panel(axes, name, [row.get(name, math.nan) for row in rows])
-    figure.suptitle(escape_mathtext(found["mpifed estimate"]), fontsize=10)
+        finish_panel(axes, name, _values(rows, name))
+    figure.suptitle(escape_mathtext(estimates["mpifed estimate"]), fontsize=10)
     figure.savefig(path, format="png", metadata=PNG_METADATA)
 
 

@@ -51,10 +51,10 @@ def class_counts(config: Config) -> ClassCounts:
         problem.prepare(config.seed, config.run.data_dir)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    found = problem.class_counts()
-    if found is None and not problem.client_data(0):
+    counted = problem.class_counts()
+    if counted is None and not problem.client_data(0):
         raise ConfigError(f"{type(problem).__name__} generates its samples: clients store no data")
-    counts, names = found or (
+    counts, names = counted or (
         np.array([[problem.client_size(client)] for client in range(problem.clients)]),
         ["samples"],
     )

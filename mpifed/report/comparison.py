@@ -104,13 +104,13 @@ class Setting:
 
     def bound(self, metric: str) -> float | None:
         """Mean over the runs of their theorem's bound on the metric, ``None`` if a run has no such bound."""
-        found = [prescription_of(run.config.get("theory")) for run in self.runs]
+        prescriptions = [prescription_of(run.config.get("theory")) for run in self.runs]
         bounds = [
             prescription.bound
-            for theorem, prescription in (pair for pair in found if pair)
+            for theorem, prescription in (pair for pair in prescriptions if pair)
             if theorem.metric == metric and prescription.bound is not None
         ]
-        return sum(bounds) / len(bounds) if len(bounds) == len(found) else None
+        return sum(bounds) / len(bounds) if len(bounds) == len(prescriptions) else None
 
 
 @dataclass(frozen=True)
@@ -322,5 +322,5 @@ def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: 
         finite = pair[np.isfinite(pair)]
         missing = len(pair) - len(finite)
         rows.append((len(finite), missing, MeanStd.from_values(finite), paired_test(finite)))
-    found = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
-    return found.assign(**{"p (Holm)": holm(found["p"])})
+    tests = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
+    return tests.assign(**{"p (Holm)": holm(tests["p"])})

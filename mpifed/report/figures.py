@@ -126,7 +126,7 @@ def scales(settings: Sequence[Setting], metric: str) -> list[str]:
 
 def _medians(settings: Sequence[Setting], metric: str) -> np.ndarray:
     """The medians of all settings that have the metric."""
-    return np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
+    return np.concatenate([setting.curve(metric).median for setting in settings if metric in setting.metrics])
 
 
 def curves(settings: Sequence[Setting], file: BinaryIO) -> None:
@@ -364,8 +364,8 @@ def inches(text: str) -> float:
     Raises:
         ValueError: the text is not a width in :data:`WIDTH_RANGE`.
     """
-    found = re.fullmatch(rf"([0-9]+\.?[0-9]*|\.[0-9]+) *({'|'.join(INCHES_PER_UNIT)})", text.strip())
-    width = float(found[1]) * INCHES_PER_UNIT[found[2]] if found else 0.0
+    match = re.fullmatch(rf"([0-9]+\.?[0-9]*|\.[0-9]+) *({'|'.join(INCHES_PER_UNIT)})", text.strip())
+    width = float(match[1]) * INCHES_PER_UNIT[match[2]] if match else 0.0
     if not WIDTH_RANGE[0] <= width <= WIDTH_RANGE[1]:
         raise ValueError(
             f"expected a width from {WIDTH_RANGE[0]:g}in to {WIDTH_RANGE[1]:g}in with a unit "

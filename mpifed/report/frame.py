@@ -42,7 +42,7 @@ def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 def tidy(runs: Iterable[RunData]) -> pd.DataFrame:
     """The table of :func:`frame` for runs that have been read."""
     settings = settings_of(runs)
-    keys = {key for one in settings for key in one.settings if key.startswith("algorithm.")}
+    keys = {key for setting in settings for key in setting.settings if key.startswith("algorithm.")}
     keys = keys.union(differing(settings)) - {"algorithm.name"}
     tables = [
         _rows(run, setting.name, label).assign(**{k: v for k, v in setting.settings.items() if k in keys})

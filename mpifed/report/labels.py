@@ -25,8 +25,8 @@ def differing(settings: Sequence[Setting]) -> list[str]:
     if len(settings) < 2:
         return []
     texts = [{key: json.dumps(value) for key, value in setting.settings.items()} for setting in settings]
-    keys = dict.fromkeys(key for one in texts for key in one)
-    return [key for key in keys if len({one.get(key) for one in texts}) > 1]
+    keys = dict.fromkeys(key for values in texts for key in values)
+    return [key for key in keys if len({values.get(key) for values in texts}) > 1]
 
 
 def _varying_within_methods(settings: Sequence[Setting]) -> dict[str, list[str]]:

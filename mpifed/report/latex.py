@@ -67,16 +67,16 @@ def _column(competitors: Sequence[Setting], rule: Rule, metric: str) -> tuple[li
     sign = -1 if competitors[finite[0]].maximises(metric) else 1
     first = min(finite, key=lambda place: sign * spreads[place].mean)
     others = [place for place in finite if place != first]
-    found = paired_tests(competitors[first], [competitors[place] for place in others], rule, metric)
-    tied = {place for place, p in zip(others, found["p (Holm)"]) if p >= LEVEL}
+    tests = paired_tests(competitors[first], [competitors[place] for place in others], rule, metric)
+    tied = {place for place, p in zip(others, tests["p (Holm)"]) if p >= LEVEL}
     # If all pairs are equal, there is no p-value.
-    tied |= {place for place, pairs in zip(others, found["difference"]) if pairs.mean == pairs.deviation == 0}
+    tied |= {place for place, pairs in zip(others, tests["difference"]) if pairs.mean == pairs.deviation == 0}
     best = {place for place in finite if spreads[place].mean == spreads[first].mean}
     cells = [
         number(spread, place in best, place in tied - best) if place in finite else _diverged(spread)
         for place, spread in enumerate(spreads)
     ]
-    return cells, bool(len(found) and found["p"].notna().any())
+    return cells, bool(len(tests) and tests["p"].notna().any())
 
 
 def _diverged(spread: MeanStd) -> str:

@@ -222,8 +222,8 @@ def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
 
 def _meanings(tables: dict[str, dict | None]) -> dict[str, str]:
     """The meaning of every column that occurs."""
-    found = [table["columns"] for name in _EXPLAINED if (table := tables[name])]
-    columns = dict.fromkeys(column for names in found for column in names)
+    headings = [table["columns"] for name in _EXPLAINED if (table := tables[name])]
+    columns = dict.fromkeys(column for names in headings for column in names)
     meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
     for word in ("final", "best"):
         if any(column.endswith(f" {word}") for column in columns):
@@ -244,18 +244,18 @@ def _partitions(settings: Sequence[Setting]) -> list[dict]:
     for run in (setting.runs[0] for setting in settings):
         if run.class_counts is not None:
             firsts.setdefault(json.dumps(run.config["problem"], sort_keys=True), run)
-    found = []
+    pictures = []
     for run in firsts.values():
         with io.BytesIO() as file:
             draw_class_counts(ClassCounts(title(run.config), run.class_counts, run.classes), file)
-            found.append({"title": title(run.config), "image": _uri(file.getvalue())})
-    return found
+            pictures.append({"title": title(run.config), "image": _uri(file.getvalue())})
+    return pictures
 
 
 def _files(runs: Sequence[RunData]) -> list[dict]:
     """The data files, each version once."""
-    found = {(name, file["digest"], file["path"]): None for run in runs for name, file in run.data.items()}
-    return [{"data file": name, "path": path, "SHA-256": digest} for name, digest, path in sorted(found)]
+    files = {(name, file["digest"], file["path"]): None for run in runs for name, file in run.data.items()}
+    return [{"data file": name, "path": path, "SHA-256": digest} for name, digest, path in sorted(files)]
 
 
 def _places(runs: Sequence[RunData]) -> list[dict]:
@@ -271,11 +271,11 @@ def _places(runs: Sequence[RunData]) -> list[dict]:
 
 def _versions(runs: Sequence[RunData]) -> list[dict]:
     """All versions of each software that the runs used."""
-    found: dict[str, dict[str, None]] = {}
+    by_software: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, version in run.versions.items():
-            found.setdefault(name, {})[str(version)] = None
-    return [{"software": name, "version": ", ".join(versions)} for name, versions in found.items()]
+            by_software.setdefault(name, {})[str(version)] = None
+    return [{"software": name, "version": ", ".join(versions)} for name, versions in by_software.items()]
 
 
 def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
@@ -327,12 +327,12 @@ def curves_json(settings: Sequence[Setting], chosen: Sequence[Setting]) -> str:
     """All curves as JSON that is safe within HTML."""
     ordered = _chosen_first(settings, chosen)
     axes = [(axis, *axis.scale(settings)) for axis in axes_of(settings)]
-    found = {
+    data = {
         "axes": [{"name": axis.name, "label": label} for axis, _, label in axes],
         "scales": {metric: scales(settings, metric) for metric in metrics_of(settings)},
         "lines": [_line(setting, axes, points_per_line(len(ordered))) for setting in ordered],
     }
-    return json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _line(setting: Setting, axes: Sequence, most: int) -> dict:

@@ -66,11 +66,12 @@ class MeanStd(NamedTuple):
     def from_values(cls, values: Iterable[float]) -> MeanStd:
         """Summarise one value per run."""
         values = np.array([*values], dtype=float)
-        if not np.isfinite(values).all():
-            return cls(np.nan, np.nan, FiniteSummary.from_values(values))
-        if not len(values):
-            return cls(np.nan, np.nan)
-        return cls(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else np.nan)
+        with np.errstate(all="ignore"):  # diverging values overflow
+            if not np.isfinite(values).all():
+                return cls(np.nan, np.nan, FiniteSummary.from_values(values))
+            if not len(values):
+                return cls(np.nan, np.nan)
+            return cls(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else np.nan)
 
     def describe(self, mean: str = "{:.4g}") -> str:
         """Format as ``0.3 ± 0.01`` or as :meth:`FiniteSummary.describe`; "-" for no value."""
@@ -147,14 +148,9 @@ def ranking_key(values: Iterable[float], maximised: bool) -> tuple[int, float]:
     The number of non-finite values, then the mean (the median of the finite values if some are not finite),
     negated if ``maximised``; infinite if no value is finite.
     """
-    values = np.array([*values], dtype=float)
-    known = values[np.isfinite(values)]
-    diverged = len(values) - len(known)
-    if not len(known):
-        return diverged, np.inf
-    with np.errstate(all="ignore"):  # diverging values overflow
-        middle = float(np.median(known) if diverged else known.mean()) * (-1 if maximised else 1)
-    return diverged, middle if np.isfinite(middle) else np.inf
+    mean, _, finite = MeanStd.from_values(values)
+    middle = (finite.median if finite else mean) * (-1 if maximised else 1)
+    return finite.runs - finite.count if finite else 0, middle if np.isfinite(middle) else np.inf
 
 
 def paired_test(differences: pd.Series) -> float:

@@ -142,12 +142,11 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         others = [setting for setting in competitors if setting is not first and metric in setting.metrics]
         if not others:
             continue
-        found = paired_tests(first, others, rule, metric)
-        if (found["seeds"] > 1).any():
-            found.insert(0, "setting", [names[setting] for setting in others])
-            found.insert(1, "against", names[first])
-            found.insert(2, "metric", metric)
-            rows += found.to_dict("records")
+        tests = paired_tests(first, others, rule, metric)
+        if (tests["seeds"] > 1).any():
+            task = {"against": names[first], "metric": metric}
+            others_rows = zip(others, tests.to_dict("records"))
+            rows += [{"setting": names[setting]} | task | row for setting, row in others_rows]
     return rows
 
 
@@ -155,10 +154,10 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
     """One row per step size that a setting's theorem prescribes, with values as :class:`MeanStd`."""
     rows = []
     for setting, name in zip(settings, labels(settings)):
-        found = prescription_of(setting.runs[0].config.get("theory"))
-        if found is None:
+        prescription = prescription_of(setting.runs[0].config.get("theory"))
+        if prescription is None:
             continue
-        theorem, _ = found
+        theorem, _ = prescription
         steps, bounds = zip(*map(_steps, setting.runs))
         row = {"setting": name, "theorem": theorem.name, "bound on": theorem.of}
         row["bound"] = MeanStd.from_values(bounds) if None not in bounds else None
@@ -167,7 +166,7 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
         for key in steps[0]:
             prescribed, used = [step[key] for step in steps], [_used(run, key) for run in setting.runs]
             if all(used):
-                ratios = [one / other for one, other in zip(used, prescribed)]
+                ratios = [step / by_theorem for step, by_theorem in zip(used, prescribed)]
                 columns = {"prescribed": prescribed, "used": used, "used / prescribed": ratios}
                 spreads = {column: MeanStd.from_values(values) for column, values in columns.items()}
                 rows.append(row | {"step": key} | spreads)
@@ -176,10 +175,12 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
 
 def _steps(run: RunData) -> tuple[dict[str, float], float | None]:
     """The step sizes that a run's theorem prescribes (for a schedule, as ``eta.scale``), and its bound."""
-    found = prescription_of(run.config["theory"])
-    assert found is not None
-    numbers = {key: value for key, value in flatten(found[1].steps).items() if isinstance(value, int | float)}
-    return {key: float(value) for key, value in numbers.items() if value}, found[1].bound
+    theory = prescription_of(run.config["theory"])
+    assert theory is not None
+    _, prescription = theory
+    steps = flatten(prescription.steps).items()
+    numbers = {key: float(value) for key, value in steps if isinstance(value, int | float) and value}
+    return numbers, prescription.bound
 
 
 def _used(run: RunData, key: str) -> float:
@@ -228,10 +229,10 @@ def _worst(run: RunData, column: Column) -> int:
 def confusion_rows(setting: Setting) -> list[dict]:
     """One row per class: its test samples by predicted class, summed over the runs; no rows without a
     confusion matrix or for more than :data:`MAX_CLASSES` classes."""
-    found = [run.details for run in setting.runs if run.details.confusion is not None]
-    if not found or len(found[0].classes) > MAX_CLASSES:
+    evaluated = [run.details for run in setting.runs if run.details.confusion is not None]
+    if not evaluated or len(evaluated[0].classes) > MAX_CLASSES:
         return []
-    counts, classes = sum(details.confusion for details in found), found[0].classes
+    counts, classes = sum(details.confusion for details in evaluated), evaluated[0].classes
     return [
         {"class": name} | dict(zip((f"as {other}" for other in classes), row))
         for name, row in zip(classes, counts.tolist())

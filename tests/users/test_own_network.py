@@ -1,4 +1,4 @@
-"""A user-defined network, trained on two ranks, checked, and returned as a module."""
+"""A user-defined network: trained on two ranks, checked, returned as a module, exported to plain torch."""
 
 NET = """
 import torch
@@ -30,15 +30,32 @@ import mpifed, torch
 two, one = (mpifed.resume(f"runs/{name}") for name in ("two", "one"))
 assert torch.equal(two.point["x"], one.point["x"])
 net = two.model()
-assert net(torch.zeros(3, 1, 8, 8)).shape == (3, 10) and not net.training
+samples = torch.rand(3, 1, 8, 8)
+scores = net(samples)
+assert scores.shape == (3, 10) and not net.training
+torch.save((samples, scores), "scores.pt")
+"""
+PLAIN = """
+import sys
+import torch
+from net import Net
+from safetensors.torch import load_file
+
+net = Net().eval()
+net.load_state_dict(load_file("model.safetensors"))
+samples, scores = torch.load("scores.pt")
+assert "mpifed" not in sys.modules and scores.std() > 1e-3
+assert torch.equal(net(samples), scores)
 """
 
 
 def test_a_user_defined_network(user):
-    user.write({"net.py": NET, "job.toml": JOB, "script.py": SCRIPT})
+    user.write({"net.py": NET, "job.toml": JOB, "script.py": SCRIPT, "plain.py": PLAIN})
     user("mpifed", "run", "job.toml", ranks=2)
     user("mpifed", "run", "job.toml", "run.out=runs/one")
     user("python", "script.py")
+    user("mpifed", "export", "runs/two", "--to", "model.safetensors")
+    user("python", "plain.py")
     printed = user(
         "mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Normalised", code=2
     )

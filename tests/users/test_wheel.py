@@ -1,22 +1,8 @@
-"""The wheel, its command, and a run."""
+"""The wheel, its commands, and a new user-defined method with one mistake."""
 
 from pathlib import Path
 
 import mpifed
-
-JOB = """
-rounds = 2
-[algorithm]
-name = "FGDA"
-q = 2
-gamma = 0.01
-lam = 0.01
-[problem]
-name = "Saddle"
-clients = 2
-[run]
-progress = false
-"""
 
 
 def test_the_wheel_is_the_package(user, place):
@@ -24,11 +10,15 @@ def test_the_wheel_is_the_package(user, place):
         maxsplit=1
     )
     assert Path(file).is_relative_to(place / "venv") and version == mpifed.__version__
-
-
-def test_its_command_lists_and_runs(user):
     assert "AdaFGDA" in user("mpifed", "list")
-    (user.folder / "job.toml").write_text(JOB)
-    user("mpifed", "run", "job.toml", "run.out=a run", ranks=2)
     assert "ok      reproducibility: 2 ranks and one rank" in user("mpifed", "selftest", ranks=2)
-    assert (user.folder / "a run" / "run.h5").exists() and list((user.folder / "a run").glob("*.html"))
+
+
+def test_a_new_method(user):
+    assert "wrote my_step.py" in user("mpifed", "new", "method", "MyStep")
+    assert "FAILS" not in user("mpifed", "check", "./my_step.py:MyStep")
+    user("mpifed", "new", "job", "--method", "./my_step.py:MyStep")
+    user("mpifed", "run", "job.toml", "rounds=1", "stop.seconds=2h", "run.out=a run", ranks=2)
+    assert (user.folder / "a run" / "run.h5").exists() and (user.folder / "a run" / "report.html").exists()
+    said = user("mpifed", "run", "job.toml", "algorithm.eta_z=1", code=2)
+    assert "algorithm has no setting 'eta_z': did you mean 'eta_" in said and "Traceback" not in said
