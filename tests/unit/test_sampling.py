@@ -71,6 +71,14 @@ def limits(request, monkeypatch):
     if request.param == "one by one":
         monkeypatch.setattr(sampling, "MAX_DRAWN", 1)
         monkeypatch.setattr(sampling, "MAX_GATHERED", {"cpu": 1})
+        monkeypatch.setattr(sampling, "MAX_BLOCKS", 1)
+
+
+def test_the_number_of_cached_blocks_is_limited():
+    sampler = sampler_of()
+    for size in range(1, 2 * sampling.MAX_BLOCKS):
+        sampler.samples(0, slice(0, 2), size=size)
+    assert len(sampler._cache._blocks) == sampling.MAX_BLOCKS
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, CLIENTS])
