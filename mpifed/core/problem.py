@@ -30,7 +30,9 @@ the clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -45,8 +47,8 @@ from mpifed.core.streams import Stream, generator
 
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
-    "Problem", "as_family", "defines", "is_analytic", "named_point", "network_block", "network_constants",
-    "network_parameters", "on_stored_data", "starting_point", "user_point", "user_problem",
+    "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
+    "network_constants", "network_parameters", "on_stored_data", "starting_point", "user_point", "user_problem",
     "with_network_weights",
 ]  # fmt: skip
 
@@ -72,6 +74,33 @@ class DataFile(NamedTuple):
     def derived(self) -> bool:
         """Whether the data are derived from other files, so that there is no file at ``path``."""
         return self.path.startswith("none: ")
+
+
+#: The problem that is being prepared, and the data that have been read for it.
+_prepared: tuple[Problem, Any] | None = None
+
+
+@contextlib.contextmanager
+def data_read(problem: Problem, data: Any) -> Iterator[None]:
+    """A context in which ``problem.read_once`` returns ``data``, which it has returned before."""
+    global _prepared
+    _prepared = problem, data
+    try:
+        yield
+    finally:
+        _prepared = None
+
+
+def _returns_data_read(read_once: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the ``read_once`` of a class, so that it returns the data of :func:`data_read`."""
+
+    @functools.wraps(read_once)
+    def read(problem: Problem, *arguments: Any, **named: Any) -> Any:
+        if _prepared is not None and _prepared[0] is problem:
+            return _prepared[1]
+        return read_once(problem, *arguments, **named)
+
+    return read
 
 
 class Problem:
@@ -114,6 +143,11 @@ class Problem:
     #: Names of the functions that write to their batch or return stored memory, found by the checks before
     #: a run: see :func:`on_stored_data`.
     called_on_copies: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if cls.read_once is not Problem.read_once and not hasattr(cls.read_once, "__wrapped__"):
+            cls.read_once = _returns_data_read(cls.read_once)  # type: ignore[method-assign]
 
     def read_once(self, data_dir: str | None = None) -> Any:
         """Read the data that do not depend on the seed; :meth:`prepare` calls this function.
