@@ -48,8 +48,8 @@ from mpifed.core.streams import Stream, generator
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
-    "network_constants", "network_parameters", "on_stored_data", "starting_point", "user_point", "user_problem",
-    "with_network_weights",
+    "network_constants", "network_parameters", "on_stored_data", "starting_point", "user_point",
+    "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -146,7 +146,7 @@ class Problem:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        if cls.read_once is not Problem.read_once and not hasattr(cls.read_once, "__wrapped__"):
+        if cls.read_once is not Problem.read_once:
             cls.read_once = _returns_data_read(cls.read_once)  # type: ignore[method-assign]
 
     def read_once(self, data_dir: str | None = None) -> Any:
