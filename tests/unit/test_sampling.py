@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from mpifed import Blocks, Minimisation
 from mpifed.base.errors import ContractError
 from mpifed.core import autodiff, sampling
-from mpifed.core.client_data import load_client_data
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
-from mpifed.core.sampling import Sampler
+from mpifed.core.sampling import Sampler, load_client_data
 from mpifed.core.streams import Stream, generator
 from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
 
