@@ -171,9 +171,9 @@ def run_case(case: Case, comm: SerialComm | None = None, **settings) -> Result:
     return done
 
 
-def differ(one: Result, other: Result, what: str = "the results", tolerance: float = 0.0) -> list[str]:
+def differ(result: Result, other: Result, what: str = "the results", tolerance: float = 0.0) -> list[str]:
     """Return a message if the points of two results differ by more than ``tolerance``."""
-    return difference(*(torch.cat(list(done.point.values())) for done in (one, other)), what, tolerance)
+    return difference(*(torch.cat(list(done.point.values())) for done in (result, other)), what, tolerance)
 
 
 def _groups(tolerance: float, case: Case) -> Iterator[str]:

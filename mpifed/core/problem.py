@@ -559,6 +559,13 @@ def on_stored_data(problem: Problem, name: str) -> Any:
     return on_copy
 
 
+#: Attributes and functions of a minimax problem that are the same for the game.
+_OF_GAME = (
+    "clients", "source", "cites", "maximised", "test_rows", "of_training", "gradients_per_call", "files",
+    "network", "client_data", "client_size", "draw", "full_batch", "test_labels", "class_scores",
+)  # fmt: skip
+
+
 class Game(Operator):
     """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
@@ -569,14 +576,9 @@ class Game(Operator):
     """
 
     def __init__(self, problem: Minimax | Minimisation):
-        self.problem, self.clients = problem, problem.clients
-        self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.of_training = problem.test_rows, problem.of_training
-        self.gradients_per_call = problem.gradients_per_call
-        self.files, self.network = problem.files, problem.network
-        self.client_data, self.client_size = problem.client_data, problem.client_size  # type: ignore[method-assign]
-        self.draw, self.full_batch = problem.draw, problem.full_batch  # type: ignore[method-assign]
-        self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
+        self.problem = problem
+        for name in _OF_GAME:
+            setattr(self, name, getattr(problem, name))
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         sets = {block: IndicatorOf(getattr(problem.sets, block)) for block in self._blocks}

@@ -316,20 +316,28 @@ class Probe:
         self, problem: Any, clients: Sequence[int], point: list[torch.Tensor], size: int, device="cpu"
     ):
         self.problem, self.clients, self.point, self.blocks = problem, clients, point, problem.variables()
-        self.batches = {of: self._minibatch(of, size, device) for of in samples_of(problem)}
+        self.batches = {of: self._on(device, columns) for of, columns in self._minibatches(size).items()}
 
-    def _minibatch(self, of: str, size: int, device) -> tuple[torch.Tensor, ...]:
-        problem, clients, dtype = self.problem, self.clients, self.point[0].dtype
+    def _minibatches(self, size: int) -> dict[str, list[torch.Tensor]]:
+        problem, clients = self.problem, self.clients
         full = None if size else problem.full_batch(clients[0])
-        drawn = problem.draw(address(clients, 1, of), size) if full is None else None
-        if drawn is not None:
-            columns = [as_tensor(np.array(array))[:, 0] for array in drawn]
-        else:
+        drawn = dict.fromkeys(samples_of(problem))
+        if full is None:
+            drawn = {of: problem.draw(address(clients, 1, of), size) for of in drawn}
+        rows: list[torch.Tensor] = []
+        if None in drawn.values():
             function = problem.client_data if full is None else problem.full_batch
             parts = [tuple(map(as_tensor, function(client) or ())) for client in clients]
-            rows = min((len(column) for part in parts for column in part), default=0)
-            rows = min(rows, size) if size else rows
-            columns = [torch.stack([own[:rows] for own in column]) for column in zip(*parts)]
+            count = min((len(column) for part in parts for column in part), default=0)
+            count = min(count, size) if size else count
+            rows = [torch.stack([own[:count] for own in column]) for column in zip(*parts)]
+        return {
+            of: rows if arrays is None else [as_tensor(np.array(array))[:, 0] for array in arrays]
+            for of, arrays in drawn.items()
+        }
+
+    def _on(self, device: Any, columns: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        dtype = self.point[0].dtype
         return tuple(column.to(device, dtype if column.is_floating_point() else None) for column in columns)
 
     @cached_property
@@ -426,10 +434,10 @@ def _blocks(problem: Problem) -> Iterator[str]:
                 yield f"variables() has a parameter {short_repr(name)} in {block!r}: expected text without /"
     for name, shape in problem.network.items():
         block = network_block(problem)
-        if (found := blocks.get(block, {}).get(name)) != tuple(shape):
+        if (declared := blocks.get(block, {}).get(name)) != tuple(shape):
             yield (
                 f"network has {name!r} of shape {tuple(shape)}, but in block {block} of variables() it is "
-                f"{found}"
+                f"{declared}"
             )
     if problem.test_rows and not defines(problem, "predict"):
         yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
@@ -569,14 +577,14 @@ def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[st
         yield "it defines augment() and analytic derivatives, which do not use it: define one of them"
         return
     before = global_states()
-    found, again = (
+    changed, again = (
         augment(tuple(as_tensor(column).clone() for column in rows), SampleWords((0, 0), _ADDRESS))
         for _ in range(2)
     )
-    shapes = [[list(column.shape) for column in batch] for batch in (found, rows)]
+    shapes = [[list(column.shape) for column in batch] for batch in (changed, rows)]
     if shapes[0] != shapes[1]:
         yield f"augment() must return columns of the same shapes, {shapes[1]}, got {shapes[0]}"
-    elif global_states() != before or not _same_columns(found, again):
+    elif global_states() != before or not _same_columns(changed, again):
         yield "augment() returns other rows for the same words: draw all random numbers from `words`"
 
 
@@ -740,8 +748,8 @@ def _predictions(case: Case) -> Iterator[str]:
         ]
         whole, again = scores(0, last), scores(0, last)
         if whole.shape[:1] != (last,):
-            found = len(whole) if whole.dim() else "one without an axis"
-            yield f"predict(): expected {last} scores, got {found}"
+            got = len(whole) if whole.dim() else "one without an axis"
+            yield f"predict(): expected {last} scores, got {got}"
             return
         if not case.agree(again, whole):
             yield (

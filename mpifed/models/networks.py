@@ -76,12 +76,12 @@ def _expect_image(model: str, sample_shape: tuple[int, ...]) -> None:
     if len(sample_shape) == 3:
         return
     size = " x ".join(map(str, sample_shape))
-    found = f"samples of shape {size}"
+    got = f"samples of shape {size}"
     if len(sample_shape) == 1:
-        found = f"rows of {size} features: use mlp or linear"
+        got = f"rows of {size} features: use mlp or linear"
     elif len(sample_shape) == 2:
-        found += f" without the axis of channels: add it, samples[:, None], for images of 1 x {size}"
-    raise ValueError(f"{model} takes images of channels x height x width, got {found}")
+        got += f" without the axis of channels: add it, samples[:, None], for images of 1 x {size}"
+    raise ValueError(f"{model} takes images of channels x height x width, got {got}")
 
 
 def _channels_last(sample_shape: tuple[int, ...]) -> str:
