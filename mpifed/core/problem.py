@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -77,18 +78,17 @@ class DataFile(NamedTuple):
 
 
 #: The problem that is being prepared, and the data that have been read for it.
-_prepared: tuple[Problem, Any] | None = None
+_prepared: ContextVar[tuple[Problem, Any]] = ContextVar("prepared")
 
 
 @contextlib.contextmanager
 def data_read(problem: Problem, data: Any) -> Iterator[None]:
     """A context in which ``problem.read_once`` returns ``data``, which it has returned before."""
-    global _prepared
-    _prepared = problem, data
+    token = _prepared.set((problem, data))
     try:
         yield
     finally:
-        _prepared = None
+        _prepared.reset(token)
 
 
 def _returns_data_read(read_once: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,9 +96,8 @@ def _returns_data_read(read_once: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(read_once)
     def read(problem: Problem, *arguments: Any, **named: Any) -> Any:
-        if _prepared is not None and _prepared[0] is problem:
-            return _prepared[1]
-        return read_once(problem, *arguments, **named)
+        prepared, data = _prepared.get((None, None))
+        return data if prepared is problem else read_once(problem, *arguments, **named)
 
     return read
 
