@@ -30,7 +30,7 @@ from pydantic import AfterValidator, Field
 
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
-from mpifed.core.records import Adaptive
+from mpifed.core.records import adaptive
 from mpifed.core.schedules import Constant, Rate, largest
 
 __all__ = [
@@ -230,16 +230,6 @@ MATRICES = {
 Matrix = choice("matrix", MATRICES)
 #: The matrices of the first round: the rule applied to the averaged initial estimators, I, or ρI.
 FirstMatrix = Literal["rule", "identity", "rho"]
-
-
-def adaptive(block: str, of: str) -> Adaptive:
-    """Declare a field of ``shared`` with the adaptive matrix of ``block``, computed by ``method.matrix``.
-
-    Rank 0 updates it once per round, after the first phase whose messages contain ``of``, from the average
-    of that field and the averaged ``block``, or the ``block`` of ``shared`` if the messages do not contain
-    it. If a start phase contains ``of``, ``first_matrix`` selects the matrices before the first round.
-    """
-    return Adaptive(block, of)
 
 
 def initial_diagonal(method) -> float:

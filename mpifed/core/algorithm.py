@@ -254,7 +254,7 @@ def undeclared_stored_fields(method: Algorithm) -> list[str]:
     """Return the fields that clients store between rounds but whose changes no message declares.
 
     These are fields such as control variates, not blocks or scalars. The result is empty if a message
-    declares changes with :func:`~mpifed.core.records.stored`.
+    declares changes with :class:`~mpifed.core.records.Stored`.
     """
     if any(phase.message.fields_of_type(Stored) for phase in method.phases):
         return []

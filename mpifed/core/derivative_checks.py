@@ -47,10 +47,10 @@ def probe_of(case: Case, client: int, rows: int = ROWS) -> Probe:
     return Probe(case.problem, [client], point, rows)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor, what: str, tolerance: float) -> list[str]:
-    """Return a message if two tensors differ by more than ``tolerance`` times max(1, ‖other‖∞)."""
-    largest = float((one - other).abs().max())
-    is_small = largest <= tolerance * max(1.0, float(other.abs().max()))
+def difference(values: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float) -> list[str]:
+    """Return a message if two tensors differ by more than ``tolerance`` times max(1, ‖expected‖∞)."""
+    largest = float((values - expected).abs().max())
+    is_small = largest <= tolerance * max(1.0, float(expected.abs().max()))
     return [] if is_small else [f"{what} differ by up to {largest:.3g}"]
 
 
@@ -91,7 +91,8 @@ def _wrong_derivative(name: str, probe: Probe) -> Iterator[str]:
         J = None if values[k] is None else values[k].reshape(-1, len(flat))
         if worst := _disagreement(_of_block(partial(probe.single, name), point, k), flat, J):
             row, column, expected, got = worst
-            labels = [f"{one}[{j}]" for one, shape in blocks[block].items() for j in range(math.prod(shape))]
+            shapes = blocks[block].items()
+            labels = [f"{part}[{j}]" for part, shape in shapes for j in range(math.prod(shape))]
             along = labels[column] if column is not None else "a random direction"
             output = f"[{'random' if row is None else row}]" if name == "inner" else ""
             yield (
@@ -211,8 +212,8 @@ def _coordinates(case: Case) -> Iterator[str]:
         raise NotChecked("the set of y is a box, which is projected coordinate by coordinate")
     if _generates(case):
         raise NotChecked("samples are generated, so the expectation of the gradient is unknown")
-    one, other = (_ascent(probe) != 0 for probe in _probes(case, rows=0))
-    if one.any() and other.any() and not (one & other).any():
+    first, last = (_ascent(probe) != 0 for probe in _probes(case, rows=0))
+    if first.any() and last.any() and not (first & last).any():
         yield (
             "the gradients of two clients have no common coordinate of y that is not 0, so the average of "
             "points that clients have projected is not the projection of the average: set "

@@ -72,7 +72,7 @@ class Oracle:
         self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
         self._common_calls, self._calls_by_client, self._count = 0, None, 0
-        self._prefetched: Iterator[Sample] = iter(())
+        self._following: Iterator[Sample] = iter(())
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
@@ -86,7 +86,7 @@ class Oracle:
         self.client = self.sampler.clients[self._positions]
         self._position = int(self._positions[0]) if self._count == 1 else None
         self._common_calls, self._calls_by_client = 0, None
-        self._prefetched = iter(())
+        self._following = iter(())
         if self.clip is not None:
             self.clipped = torch.zeros(self._count, dtype=torch.int64, device=self.sampler.device)
 
@@ -114,12 +114,12 @@ class Oracle:
             ContractError: an argument is invalid, or the round uses samples with and without ``number``.
         """
         if number is None and round is None and size is None and not of and self._active is None:
-            prefetched = next(self._prefetched, None)  # the most frequent call, without any look-up
-            if prefetched is None:
+            sample = next(self._following, None)  # the most frequent call, without any look-up
+            if sample is None:
                 return self._next_counted()
             self.sampler.numbers[self._position] += 1
-            return prefetched
-        self._prefetched = iter(())
+            return sample
+        self._following = iter(())
         if size is not None and not (_is_whole(size) and size >= 1):
             raise ContractError(f"oracle.sample(size={size}): expected an integer >= 1, the number of rows")
         if of not in ("", "g", "f"):
@@ -133,12 +133,12 @@ class Oracle:
         return self.sampler.samples(k, self._rows, round=round, size=size, of=of)[0]
 
     def _next_counted(self) -> Sample:
-        """Return the next sample; for a single client, prefetch the samples that were gathered with it."""
+        """Return the next sample; for a single client, keep the position among those gathered with it."""
         self.sampler.expect_selection("counted")
         k = self._next_number(self.sampler.numbers)
         sample, *following = self.sampler.samples(k, self._rows)
         if self._position is not None:
-            self._prefetched = iter(following)
+            self._following = iter(following)
         return sample
 
     def _next_number(self, numbers: np.ndarray):

@@ -30,7 +30,10 @@ the clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -45,9 +48,9 @@ from mpifed.core.streams import Stream, generator
 
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
-    "Problem", "as_family", "defines", "is_analytic", "named_point", "network_block", "network_constants",
-    "network_parameters", "on_stored_data", "starting_point", "user_point", "user_problem",
-    "with_network_weights",
+    "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
+    "network_constants", "network_parameters", "on_stored_data", "starting_point", "user_point",
+    "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -72,6 +75,31 @@ class DataFile(NamedTuple):
     def derived(self) -> bool:
         """Whether the data are derived from other files, so that there is no file at ``path``."""
         return self.path.startswith("none: ")
+
+
+#: The problem that is being prepared, and the data that have been read for it.
+_prepared: ContextVar[tuple[Problem, Any]] = ContextVar("prepared")
+
+
+@contextlib.contextmanager
+def data_read(problem: Problem, data: Any) -> Iterator[None]:
+    """A context in which ``problem.read_once`` returns ``data``, which it has returned before."""
+    token = _prepared.set((problem, data))
+    try:
+        yield
+    finally:
+        _prepared.reset(token)
+
+
+def _returns_data_read(read_once: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the ``read_once`` of a class, so that it returns the data of :func:`data_read`."""
+
+    @functools.wraps(read_once)
+    def read(problem: Problem, *arguments: Any, **named: Any) -> Any:
+        prepared, data = _prepared.get((None, None))
+        return data if prepared is problem else read_once(problem, *arguments, **named)
+
+    return read
 
 
 class Problem:
@@ -114,6 +142,11 @@ class Problem:
     #: Names of the functions that write to their batch or return stored memory, found by the checks before
     #: a run: see :func:`on_stored_data`.
     called_on_copies: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if cls.read_once is not Problem.read_once:
+            cls.read_once = _returns_data_read(cls.read_once)  # type: ignore[method-assign]
 
     def read_once(self, data_dir: str | None = None) -> Any:
         """Read the data that do not depend on the seed; :meth:`prepare` calls this function.
@@ -525,6 +558,13 @@ def on_stored_data(problem: Problem, name: str) -> Any:
     return on_copy
 
 
+#: Attributes and functions of a minimax problem that are the same for the game.
+_OF_GAME = (
+    "clients", "source", "cites", "maximised", "test_rows", "of_training", "gradients_per_call", "files",
+    "network", "client_data", "client_size", "draw", "full_batch", "test_labels", "class_scores",
+)  # fmt: skip
+
+
 class Game(Operator):
     """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
@@ -535,14 +575,9 @@ class Game(Operator):
     """
 
     def __init__(self, problem: Minimax | Minimisation):
-        self.problem, self.clients = problem, problem.clients
-        self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.of_training = problem.test_rows, problem.of_training
-        self.gradients_per_call = problem.gradients_per_call
-        self.files, self.network = problem.files, problem.network
-        self.client_data, self.client_size = problem.client_data, problem.client_size  # type: ignore[method-assign]
-        self.draw, self.full_batch = problem.draw, problem.full_batch  # type: ignore[method-assign]
-        self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
+        self.problem = problem
+        for name in _OF_GAME:
+            setattr(self, name, getattr(problem, name))
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         sets = {block: IndicatorOf(getattr(problem.sets, block)) for block in self._blocks}

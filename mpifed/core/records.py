@@ -6,8 +6,8 @@ whole record is reduced, broadcast or written to disk without reference to its f
 
 The *type* of a field determines its size. It is the name of a block of the problem's variables (``"x"``,
 ``"y"``, ``"z"``), ``"scalar"``, a name in :meth:`Problem.field_sizes` (``"u"`` and ``"jacobian"`` of a
-composition), or a tuple of such names; a tuple is read as a tuple of views. :func:`not_sent`,
-:func:`within_round`, :func:`stored`, :func:`compressed` and ``adaptive`` qualify a type.
+composition), or a tuple of such names; a tuple is read as a tuple of views. ``not_sent``, ``within_round``,
+``stored``, ``compressed`` and ``adaptive`` qualify a type.
 
 ``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Since arithmetic
 broadcasts over this axis, the same code of a method works for one client and for several.
@@ -26,7 +26,7 @@ from mpifed.base.errors import ContractError
 
 __all__ = [
     "Blocks", "Record", "Layout", "State", "Observed", "NotSent", "WithinRound", "Stored", "Adaptive",
-    "Compressed", "compressed", "not_sent", "within_round", "stored",
+    "Compressed", "adaptive", "compressed", "not_sent", "within_round", "stored",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -37,28 +37,49 @@ BaseType = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class NotSent:
-    """The type of a field that does not count as communicated, see :func:`not_sent`."""
+    """The type of a field that does not count as communicated, declared by ``not_sent``.
+
+    Examples are fields that clients recompute, and running sums that only the output needs.
+    """
 
     type: BaseType
 
 
 @dataclass(frozen=True)
 class WithinRound:
-    """The type of a field of ``client`` that exists within a round, see :func:`within_round`."""
+    """The type of a field of ``client`` that one phase stores for a later phase of the same round.
+
+    Declared by ``within_round``. It is 0 at the start of the round and for a new cohort. It exists only for
+    members of the cohort and is not part of checkpoints.
+    """
 
     type: BaseType
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The type of a field of ``message`` that is the change of a stored field, see :func:`stored`."""
+    """The type of a field of ``message`` that is the change of a stored field, such as a control variate.
+
+    Declared by ``stored``. For the participating clients S with weights w_n and the total weight W,
+    ``now.cohort_weight * mean`` is Σ_S w_n change_n / W. This is the change of the mean over all clients,
+    because the fields of other clients do not change. It also holds for ``availability.unbiased``, where
+    other fields are divided by the probabilities of participation.
+    """
 
     type: BaseType
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The type of a field that is communicated in compressed form, see :func:`compressed`."""
+    """The type of a field that the method compresses, so that fewer bytes are communicated.
+
+    Declared by ``compressed``. The method calls :func:`mpifed.core.compression.compress` itself; the
+    declaration determines the counted bytes, except in start phases. A field of ``shared`` may contain the
+    point that clients compute from its compressed change.
+
+    Attributes:
+        by: name of the hyperparameter with the compression; its value ``None`` means no compression.
+    """
 
     type: BaseType
     by: str
@@ -66,7 +87,13 @@ class Compressed:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The type of the adaptive matrix of ``block``, computed from the average of the message field ``of``."""
+    """The type of the adaptive matrix of ``block`` in ``shared``, computed by ``method.matrix``.
+
+    Declared by ``adaptive``. Rank 0 updates it once per round, after the first phase whose messages contain
+    the field ``of``, from the average of that field and the averaged ``block``, or the ``block`` of
+    ``shared`` if the messages do not contain it. If a start phase contains ``of``, ``first_matrix`` selects
+    the matrices before the first round.
+    """
 
     block: str
     of: str
@@ -74,46 +101,8 @@ class Adaptive:
 
 FieldType = BaseType | NotSent | WithinRound | Stored | Compressed | Adaptive
 
-
-def not_sent(type: BaseType) -> NotSent:
-    """Declare a field that does not count as communicated.
-
-    Examples are fields that clients recompute, and running sums that only the output needs.
-    """
-    return NotSent(type)
-
-
-def within_round(type: BaseType) -> WithinRound:
-    """Declare a field of ``client`` that one phase stores for a later phase of the same round.
-
-    It is 0 at the start of the round and for a new cohort. It exists only for members of the cohort and is
-    not part of checkpoints.
-    """
-    return WithinRound(type)
-
-
-def stored(type: BaseType) -> Stored:
-    """Declare a field of ``message`` that is the change of a stored field, such as a control variate.
-
-    For the participating clients S with weights w_n and the total weight W, ``now.cohort_weight * mean`` is
-    Σ_S w_n change_n / W. This is the change of the mean over all clients, because the fields of other clients
-    do not change. It also holds for ``availability.unbiased``, where other fields are divided by the
-    probabilities of participation.
-    """
-    return Stored(type)
-
-
-def compressed(type: BaseType, by: str) -> Compressed:
-    """Declare a field that the method compresses, so that fewer bytes are communicated.
-
-    The method calls :func:`mpifed.core.compression.compress` itself; the declaration determines the counted
-    bytes, except in start phases. A field of ``shared`` may contain the point that clients compute from its
-    compressed change.
-
-    Args:
-        by: name of the hyperparameter with the compression; its value ``None`` means no compression.
-    """
-    return Compressed(type, by)
+#: The names by which methods declare the types of fields.
+not_sent, within_round, stored, compressed, adaptive = NotSent, WithinRound, Stored, Compressed, Adaptive
 
 
 def _unqualified(field_type):

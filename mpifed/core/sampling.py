@@ -1,9 +1,10 @@
 """Samples of clients: the k-th sample ξ of a round as a value with its data, noise and dropout masks.
 
 A sample can be evaluated at several points (STORM, SVRG), and the order in which clients draw samples does
-not matter, because every random number has an address (see :mod:`mpifed.core.streams`). To save calls,
-:class:`RandomDraws` draws the numbers of many clients and samples of a round at once, and those of several
-rounds if they are few. :class:`Sampler` gathers the rows of as many samples as fit into a cache.
+not matter, because every random number has an address (see :mod:`mpifed.core.streams`). To save calls, a
+:class:`Sampler` computes in advance: it draws the numbers of many clients and samples of a round at once, and
+those of several rounds if they are few, and gathers the rows of as many samples as fit into the processor's
+cache. Drawn numbers, gathered samples and full batches are blocks of one :class:`_BlockCache`.
 
 Dropout masks and augmentation are part of the sample ξ, like the noise of a gradient: see
 :mod:`mpifed.core.sample_words`.
@@ -12,6 +13,7 @@ Dropout masks and augmentation are part of the sample ξ, like the noise of a gr
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ContractError
-from mpifed.core.client_data import load_client_data
 from mpifed.core.device import DeviceStream, as_tensor, to_device
 from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
@@ -27,7 +28,7 @@ from mpifed.core.problem import Problem, user_problem
 from mpifed.core.sample_words import AddressedBatch
 from mpifed.core.streams import Stream
 
-__all__ = ["RandomDraws", "Sample", "SampleNumbers", "Sampler", "drawn_at_once"]
+__all__ = ["Sample", "SampleNumbers", "Sampler", "drawn_at_once", "load_client_data"]
 
 
 #: Maximum number of random numbers that are drawn in one call, unless one sample of a group needs more.
@@ -41,40 +42,91 @@ MIN_DRAWN = 2**14
 SampleNumbers = range | np.ndarray
 
 
-class _DrawnBlock(NamedTuple):
-    """Random draws of consecutive rounds, members and samples.
+#: Maximum number of bytes of data that one gather copies, unless a single sample is larger. On a CPU the
+#: data should remain in the cache until they are used; on a GPU, fewer gathers mean fewer kernel launches.
+MAX_GATHERED = {"cpu": 2**20, "cuda": 2**26}
+
+#: The rounds of a block that is valid until other members are selected.
+_EVERY_ROUND = range(sys.maxsize)
+
+#: Maximum number of blocks that are kept. A round needs a few: one for each purpose and size of samples.
+MAX_BLOCKS = 32
+
+
+class _Block(NamedTuple):
+    """What was computed together for consecutive rounds, members and samples.
 
     Attributes:
-        round: the first round.
-        row: row of the first member.
-        first: number of the first sample.
-        values: tensors ``[rounds, members, count, ...]``.
+        rounds: numbers of the rounds.
+        rows: positions among the selected members.
+        numbers: numbers of the samples.
+        values: tensors of drawn numbers ``[rounds, members, count, ...]``, or lists of samples by group.
     """
 
-    round: int
-    row: int
-    first: int
-    values: list[torch.Tensor]
+    rounds: range
+    rows: range
+    numbers: range
+    values: list
 
     def contains(self, round: int, rows: slice, low: int, high: int) -> bool:
         """Return whether the block contains the samples ``low`` to ``high`` of the group ``rows``."""
-        rounds, members, count = self.values[0].shape[:3]
-        inside = self.row <= rows.start and rows.stop <= self.row + members
-        return inside and self.first <= low and high < self.first + count and 0 <= round - self.round < rounds
+        inside = self.rows.start <= rows.start and rows.stop <= self.rows.stop
+        return inside and low in self.numbers and high in self.numbers and round in self.rounds
 
-    def select(self, round: int, rows: slice, numbers: SampleNumbers) -> list[torch.Tensor]:
+    def drawn(self, round: int, rows: slice, numbers: SampleNumbers) -> list[torch.Tensor]:
         """Return a range of samples of a group ``[C, count, ...]``, or one sample per client ``[C, ...]``."""
-        r, group = round - self.round, slice(rows.start - self.row, rows.stop - self.row)
+        r = round - self.rounds.start
+        group = slice(rows.start - self.rows.start, rows.stop - self.rows.start)
         if isinstance(numbers, range):
-            steps = slice(numbers.start - self.first, numbers.stop - self.first)
+            steps = slice(numbers.start - self.numbers.start, numbers.stop - self.numbers.start)
             return [array[r, group, steps] for array in self.values]
         device = self.values[0].device
         members = torch.arange(group.start, group.stop, device=device)
-        return [array[r, members, to_device(numbers - self.first, device)] for array in self.values]
+        return [array[r, members, to_device(numbers - self.numbers.start, device)] for array in self.values]
+
+    def of_group(self, rows: slice) -> Any:
+        """Return the value of a group, if all groups of the block have its number of clients."""
+        return self.values[(rows.start - self.rows.start) // (rows.stop - rows.start)]
+
+
+class _BlockCache:
+    """The blocks that a sampler has computed in advance, at most :data:`MAX_BLOCKS`.
+
+    A block has a name, which is the same for blocks that replace each other in a round. Blocks are valid for
+    the selected members, and those of a single round until the next round begins.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple, _Block] = {}
+
+    def find(self, name: tuple, round: int, rows: slice, low: int, high: int) -> _Block | None:
+        """Return the block that contains the samples ``low`` to ``high`` of a group, ``None`` without one."""
+        for key in ((name, round), (name, None)):
+            block = self._blocks.get(key)
+            if block is not None and block.contains(round, rows, low, high):
+                return block
+        return None
+
+    def store(self, name: tuple, block: _Block) -> _Block:
+        """Store and return a block; if there are too many, the oldest is removed."""
+        key = (name, block.rounds.start if len(block.rounds) == 1 else None)
+        self._blocks.pop(key, None)
+        self._blocks[key] = block
+        if len(self._blocks) > MAX_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        return block
+
+    def end_round(self) -> None:
+        """Remove the blocks of single rounds."""
+        self._blocks = {key: block for key, block in self._blocks.items() if key[1] is None}
+
+    def clear(self) -> None:
+        """Remove all blocks, because other members have been selected."""
+        self._blocks.clear()
 
 
 def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
-    """Return the maximum number of random numbers that :class:`RandomDraws` draws in one call.
+    """Return the maximum number of random numbers that a sampler draws in one call.
 
     Args:
         members: number of clients that need samples.
@@ -86,100 +138,6 @@ def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
         samples = max(1, MAX_DRAWN // (group * width))
     round = min(members, max(group, MAX_DRAWN // max(1, samples * width))) * samples * width
     return round * max(1, MIN_DRAWN // max(1, round))
-
-
-class RandomDraws:
-    """Draws and caches the random numbers of the samples of a rank's clients.
-
-    A request for one sample draws all samples that the round is expected to need, for as many members of the
-    cohort as the limit :data:`MAX_DRAWN` allows. Following requests are answered from the cache.
-
-    Args:
-        seed: seed of the run.
-        clients: numbers of this rank's clients.
-    """
-
-    def __init__(self, seed: int, clients: np.ndarray):
-        self.seed, self.clients = seed, clients
-        self._expected: dict[str, int] = {}
-        self._blocks: dict[tuple, _DrawnBlock] = {}
-        self.members = np.arange(len(clients))
-
-    def expect(self, counter: str, count: int) -> None:
-        """Set the expected number of samples per round and client; default: the number drawn so far.
-
-        Args:
-            counter: "sample" for minibatches and noise, which are drawn equally often, or "normal".
-        """
-        self._expected[counter] = count
-
-    def expected(self, counter: str) -> int:
-        return self._expected.get(counter, 1)
-
-    def select_members(self, members: np.ndarray) -> None:
-        """Select the clients at positions ``members`` on this rank. Draws of several rounds of the same
-        members are kept."""
-        kept = self._blocks if np.array_equal(members, self.members) else {}
-        self._blocks = {name: block for name, block in kept.items() if name[-1] is None}
-        self.members = members
-
-    def get(
-        self,
-        key: tuple[str, int, Any],
-        rows: slice,
-        numbers: SampleNumbers,
-        width: int,
-        draw: Callable[[Stream, np.ndarray], tuple[torch.Tensor, ...]],
-        *,
-        counter: str = "sample",
-        splittable: bool = True,
-        several_rounds: bool = False,
-    ) -> list[torch.Tensor]:
-        """Return the draws of samples of the group ``members[rows]``.
-
-        Args:
-            key: purpose of the stream, round, and an identifier of the shape of a draw.
-            numbers: numbers of the samples.
-            width: number of random numbers per sample.
-            draw: computes tensors ``[members, count, ...]`` from a stream and the members' positions on this
-                rank.
-            counter: counter of the expected number of samples, see :meth:`expect`.
-            splittable: whether the samples of a round may be drawn in several calls; false for a
-                problem's ``draw``, which is called for all expected samples of a round at once.
-            several_rounds: whether ``draw`` accepts a stream of several rounds.
-
-        Returns:
-            Tensors ``[C, count, ...]`` for a range of numbers, ``[C, ...]`` for one number per client.
-        """
-        if isinstance(numbers, range):
-            low, high = numbers[0], numbers[-1]
-        else:
-            low, high = int(numbers.min()), int(numbers.max())
-        purpose, r, shape = key
-        for name in ((purpose, shape, None), (purpose, shape, r)):
-            block = self._blocks.get(name)
-            if block is not None and block.contains(r, rows, low, high):
-                return block.select(r, rows, numbers)
-        if high >= self.expected(counter):
-            self._expected[counter] = max(2 * self.expected(counter), high + 1)
-        first, count, group = 0, self.expected(counter), rows.stop - rows.start
-        if splittable and group * count * width > MAX_DRAWN:
-            first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
-        members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
-        # Before the second round, the number of samples per round is unknown.
-        same = several_rounds and r > 1 and len(self.members) == len(self.clients)
-        rounds = max(1, MIN_DRAWN // (len(members) * count * width)) if same else 1
-        tiled, round_of = np.tile(members, rounds), np.repeat(np.arange(r, r + rounds), len(members))
-        stream = Stream(self.seed, purpose, self.clients[tiled], round_of if rounds > 1 else r, count, first)
-        values = [array.unflatten(0, (rounds, len(members))) for array in draw(stream, tiled)]
-        block = _DrawnBlock(r, rows.start, first, values)
-        self._blocks[purpose, shape, r if rounds == 1 else None] = block
-        return block.select(r, rows, numbers)
-
-
-#: Maximum number of bytes of data that one gather copies, unless a single sample is larger. On a CPU the
-#: data should remain in the cache until they are used; on a GPU, fewer gathers mean fewer kernel launches.
-MAX_GATHERED = {"cpu": 2**20, "cuda": 2**26}
 
 
 class Sample:
@@ -227,18 +185,6 @@ class Sample:
     def single_loss_input(self) -> tuple[torch.Tensor, ...] | AddressedBatch:
         """The ``batch`` argument of the loss of a single client, with its address if there is dropout."""
         return self.single if self.address is None else AddressedBatch(self.single, self.address[0])
-
-
-class _GatheredSamples(NamedTuple):
-    """Samples whose rows have been gathered together.
-
-    Attributes:
-        first: number of the first sample.
-        samples: consecutive samples by group, which is a range of members.
-    """
-
-    first: int
-    samples: dict[tuple[int, int], list[Sample]]
 
 
 #: Round, rows of a minibatch (0 for all), and "g" or "f" if samples are generated for that function.
@@ -291,12 +237,9 @@ class Sampler:
         self.data, self.sizes = load_client_data(problem, self.clients, self._load)
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
-        self._draws = RandomDraws(seed, self.clients)
         self.generates_samples, self._numbers_per_sample = False, batch_size
-        self._full_samples: dict[bytes, Sample] = {}
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
-        self.begin_round(0)
-        self.select_members(np.arange(len(self.clients)))
+        self._reset()
         if len(self.clients):
             self._draw_first_sample()
 
@@ -310,10 +253,14 @@ class Sampler:
     def copy(self) -> Sampler:
         """Return a sampler with the same data, for evaluations that do not affect the samples of the run."""
         other = copy.copy(self)
-        other._draws = RandomDraws(self.seed, self.clients)
-        other.begin_round(0)
-        other.select_members(np.arange(len(self.clients)))
+        other._reset()
         return other
+
+    def _reset(self) -> None:
+        """Start round 0 with all clients and an empty cache."""
+        self._cache, self._expected = _BlockCache(), {"sample": 1, "normal": 1}
+        self.members = np.arange(len(self.clients))
+        self.begin_round(0)
 
     def _draw_first_sample(self) -> None:
         """Draw the first sample, so that errors of ``draw`` are raised at once."""
@@ -349,18 +296,17 @@ class Sampler:
         """Start round ``r``, in which as many samples are expected as in the previous round."""
         for counter, used in (("sample", self.numbers), ("normal", self.normals)):
             if used.any():
-                self._draws.expect(counter, int(used.max()))
+                self._expected[counter] = int(used.max())
         self.round, self.selection = r, ""
         self.numbers = np.zeros(len(self.clients), dtype=np.int64)
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
-        self.members: Any = None
+        self._cache.end_round()
 
     def select_members(self, members: np.ndarray) -> None:
         """Select the clients at positions ``members`` on this rank."""
-        if self.members is None or not np.array_equal(members, self.members):
+        if not np.array_equal(members, self.members):
             self.members = members
-            self._draws.select_members(members)
-            self._gathered: dict[_Key, _GatheredSamples] = {}
+            self._cache.clear()
 
     def expect_selection(self, selection: str) -> None:
         """Record how the method selects a sample.
@@ -393,39 +339,39 @@ class Sampler:
         )
         if not isinstance(k, int):
             return self._samples(key, rows, k)
-        group = rows.start, rows.stop
         if not key[1] and self._constant:
-            return [self.full_sample(rows)] * max(1, self._draws.expected("sample") - k)
-        gathered = self._gathered.get(key)
-        samples = gathered.samples.get(group, []) if gathered else []
-        if gathered is None or not 0 <= k - gathered.first < len(samples):
-            gathered = self._gathered[key] = self._gather(key, rows, k)
-            samples = gathered.samples[group]
-        return samples[k - gathered.first :]
+            return [self.full_sample(rows)] * max(1, self._expected["sample"] - k)
+        block = self._cache.find(self._gathered_name(key, rows), key[0], rows, k, k)
+        if block is None:
+            block = self._gather(key, rows, k)
+        return block.of_group(rows)[k - block.numbers.start :]
 
-    def _gather(self, key: _Key, rows: slice, k: int) -> _GatheredSamples:
+    @staticmethod
+    def _gathered_name(key: _Key, rows: slice) -> tuple:
+        return "gathered", rows.stop - rows.start, *key[1:]
+
+    def _gather(self, key: _Key, rows: slice, k: int) -> _Block:
         """Gather the rows of a group's samples from number ``k``.
 
         If clients are looped over, the samples of the next clients are gathered, too.
         """
         numbers = self._numbers_gathered_with(key, rows, k)
-        count, groups = len(numbers), [(rows.start, rows.stop)]
+        count, stop = len(numbers), rows.stop
         if rows.stop - rows.start == 1 and self.selection == "counted" and not self._uses_full_batches(key):
             clients = self._samples_per_gather(key) // count
             same = self.numbers[self.members[rows.start + 1 : rows.start + clients]] == k
-            following = same.size if same.all() else int(same.argmin())
-            groups = [(row, row + 1) for row in range(rows.start, rows.stop + following)]
-        samples = self._samples(key, slice(rows.start, groups[-1][1]), numbers, per_client=len(groups) > 1)
-        return _GatheredSamples(
-            k, {group: samples[n * count : (n + 1) * count] for n, group in enumerate(groups)}
-        )
+            stop += same.size if same.all() else int(same.argmin())
+        samples = self._samples(key, slice(rows.start, stop), numbers, per_client=stop > rows.stop)
+        groups = [samples[first : first + count] for first in range(0, len(samples), count)]
+        block = _Block(range(key[0], key[0] + 1), range(rows.start, stop), numbers, groups)
+        return self._cache.store(self._gathered_name(key, rows), block)
 
     def _numbers_gathered_with(self, key: _Key, rows: slice, k: int) -> range:
         """Return the numbers of a group's samples that are gathered together, from ``k``."""
         if self.selection == "numbered":
             return range(k, k + 1)
         count = self._samples_per_gather(key) // (rows.stop - rows.start)
-        return range(k, max(k + 1, min(k + count, self._draws.expected("sample"))))
+        return range(k, max(k + 1, min(k + count, self._expected["sample"])))
 
     def _samples_per_gather(self, key: _Key) -> int:
         """Return the maximum number of samples of one client that one gather, and one draw, computes."""
@@ -475,8 +421,8 @@ class Sampler:
                 return (values if of_package else values.clone(),)  # a user may keep and change the array
 
             # A user's distribution may depend on the number of the round.
-            drawn = self._draws.get(
-                ("noise", round, None), rows, numbers, self.width, draw, several_rounds=of_package
+            drawn = self._drawn(
+                ("noise",), round, rows, numbers, self.width, draw, several_rounds=of_package
             )[0]
             noise = samples_first(drawn).unbind()
         if self.has_addresses:
@@ -513,8 +459,8 @@ class Sampler:
             local = stream.integers(self.sizes[members], size)
             return (to_device(local + self.offsets[members][:, None, None], self.device),)
 
-        drawn = self._draws.get(
-            ("sample", round, (size, of)), rows, numbers, max(size, self._numbers_per_sample), draw,
+        drawn = self._drawn(
+            ("sample", size, of), round, rows, numbers, max(size, self._numbers_per_sample), draw,
             splittable=not self.generates_samples, several_rounds=not self.generates_samples,
         )  # fmt: skip
         if self.generates_samples:
@@ -522,6 +468,65 @@ class Sampler:
         chosen = samples_first(drawn[0])  # makes the rows of a sample adjacent
         flat = chosen.reshape(-1)
         return [column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]) for column in self.data]
+
+    def _drawn(
+        self,
+        name: tuple,
+        round: int,
+        rows: slice,
+        numbers: SampleNumbers,
+        width: int,
+        draw: Callable[[Stream, np.ndarray], tuple[torch.Tensor, ...]],
+        *,
+        splittable: bool = True,
+        several_rounds: bool = False,
+    ) -> list[torch.Tensor]:
+        """Return the draws of samples of the group ``members[rows]``.
+
+        If they are not in the cache, all samples that the round is expected to need are drawn, for as many
+        members as the limit :data:`MAX_DRAWN` allows.
+
+        Args:
+            name: the purpose of the stream, and what determines the shape of a draw.
+            numbers: numbers of the samples.
+            width: number of random numbers per sample.
+            draw: computes tensors ``[members, count, ...]`` from a stream and the members' positions on this
+                rank.
+            splittable: whether the samples of a round may be drawn in several calls; false for a
+                problem's ``draw``, which is called for all expected samples of a round at once.
+            several_rounds: whether ``draw`` accepts a stream of several rounds.
+
+        Returns:
+            Tensors ``[C, count, ...]`` for a range of numbers, ``[C, ...]`` for one number per client.
+        """
+        if isinstance(numbers, range):
+            low, high = numbers[0], numbers[-1]
+        else:
+            low, high = int(numbers.min()), int(numbers.max())
+        if block := self._cache.find(name, round, rows, low, high):
+            return block.drawn(round, rows, numbers)
+        counter = "normal" if name[0] == "normal" else "sample"  # minibatches and noise are equally frequent
+        if high >= self._expected[counter]:
+            self._expected[counter] = max(2 * self._expected[counter], high + 1)
+        first, count, group = 0, self._expected[counter], rows.stop - rows.start
+        if splittable and group * count * width > MAX_DRAWN:
+            first, count = low, max(high + 1 - low, min(count - low, MAX_DRAWN // (group * width)))
+        members = self.members[rows.start : rows.start + max(group, MAX_DRAWN // max(1, count * width))]
+        # Before the second round, the number of samples per round is unknown.
+        same = several_rounds and round > 1 and len(self.members) == len(self.clients)
+        rounds = max(1, MIN_DRAWN // (len(members) * count * width)) if same else 1
+        tiled, round_of = np.tile(members, rounds), np.repeat(np.arange(round, round + rounds), len(members))
+        stream = Stream(
+            self.seed, name[0], self.clients[tiled], round_of if rounds > 1 else round, count, first
+        )
+        values = [array.unflatten(0, (rounds, len(members))) for array in draw(stream, tiled)]
+        block = _Block(
+            range(round, round + rounds),
+            range(rows.start, rows.start + len(members)),
+            range(first, first + count),
+            values,
+        )
+        return self._cache.store(name, block).drawn(round, rows, numbers)
 
     def normal(self, k, rows: slice, size: int) -> torch.Tensor:
         """Return standard normal vector ``k`` of the round, ``[C, size]``, independent of all samples.
@@ -533,9 +538,7 @@ class Sampler:
         def draw(stream: Stream, members: np.ndarray) -> tuple[torch.Tensor]:
             return (self._load(self._on_device(stream).normal(size)),)
 
-        drawn = self._draws.get(
-            ("normal", self.round, size), rows, numbers, size, draw, counter="normal", several_rounds=True
-        )[0]
+        drawn = self._drawn(("normal", size), self.round, rows, numbers, size, draw, several_rounds=True)[0]
         return drawn[:, 0] if isinstance(k, int) else drawn
 
     def client_batches(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -555,17 +558,100 @@ class Sampler:
 
     def full_sample(self, rows: slice) -> Sample:
         """Return all data of a group's clients as a sample without noise, which is kept for all steps."""
+        group = rows.stop - rows.start
+        name = ("full", group)
+        block = self._cache.find(name, 0, rows, 0, 0)
+        if block is None and group == 1:
+            samples = [Sample(single=columns) for columns in self.client_batches(slice(None))]
+            block = _Block(_EVERY_ROUND, range(len(samples)), range(1), samples)
+            self._cache.store(name, block)
+        elif block is None:  # replaces that of another group, whose data may be copies
+            block = _Block(_EVERY_ROUND, range(rows.start, rows.stop), range(1), [self._stacked(rows)])
+            self._cache.store(name, block)
+        return block.of_group(rows)
+
+    def _stacked(self, rows: slice) -> Sample:
+        """Return all data of several clients with equal numbers of rows, views of adjacent clients' data."""
         members = self.members[rows]
-        name = members.tobytes()
-        if name not in self._full_samples:
-            sizes, start, columns = self.sizes[members], self.offsets[members[0]], self.data
-            if len(members) == 1 or ((np.diff(members) == 1).all() and (sizes == sizes[0]).all()):
-                block = slice(start, start + sizes.sum())
-                batch = tuple(column[block].unflatten(0, (len(members), int(sizes[0]))) for column in columns)
-            else:
-                batch = tuple(map(torch.stack, zip(*self.client_batches(rows))))
-            if len(members) > 1:
-                self._full_samples.clear()  # only one group at a time, whose data may be copies
-            single = tuple(column[0] for column in batch) if len(members) == 1 else None
-            self._full_samples[name] = Sample(batch, single=single)
-        return self._full_samples[name]
+        sizes, start = self.sizes[members], self.offsets[members[0]]
+        if (np.diff(members) == 1).all() and (sizes == sizes[0]).all():
+            block = slice(start, start + sizes.sum())
+            return Sample(
+                tuple(column[block].unflatten(0, (len(members), int(sizes[0]))) for column in self.data)
+            )
+        return Sample(tuple(map(torch.stack, zip(*self.client_batches(rows)))))
+
+
+#: The data of a client by column, ``[n, ...]``.
+Columns = tuple[torch.Tensor, ...]
+
+
+def load_client_data(
+    problem: Problem, clients: np.ndarray, load: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Columns, np.ndarray]:
+    """Return the rows of all clients, concatenated by column, and the number of rows per client ``[C]``.
+
+    Each client's rows are copied into preallocated columns, so that the peak memory is close to the size of
+    the data.
+
+    Args:
+        load: moves a tensor to the device and dtype.
+
+    Raises:
+        ContractError: the columns of the clients differ, or a value is not finite.
+    """
+    columns: Columns = ()
+    sizes, end = np.zeros(len(clients), dtype=np.int64), 0
+    for position, client in enumerate(clients.tolist()):
+        data = _data(problem, client, load)
+        if position == 0 and data:
+            rows = _expected_rows(problem, clients.tolist(), len(data[0]))
+            columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in data)
+        shapes, expected = ([list(column.shape[1:]) for column in batch] for batch in (data, columns))
+        if shapes != expected:
+            raise ContractError(
+                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {shapes}: "
+                f"expected {expected}, as client_data({clients[0]})"
+            )
+        sizes[position] = len(data[0]) if data else 0
+        start, end = end, end + int(sizes[position])
+        columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, data))
+        for column, new in zip(columns, data):
+            column[start:end] = new
+    return tuple(column[:end] for column in columns), sizes
+
+
+def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
+    """Return the data of one client, or its full batch if the problem generates samples.
+
+    Raises:
+        ContractError: a value is not finite.
+    """
+    columns = tuple(map(load, problem.client_data(client) or problem.full_batch(client) or ()))
+    for number, column in enumerate(columns):
+        if index := first_non_finite(column):
+            raise ContractError(
+                f"{type(problem).__name__}: client_data({client}) has {column[index].item()} in row "
+                f"{index[0]} of column {number}: expected finite numbers"
+            )
+    return columns
+
+
+def _expected_rows(problem: Problem, clients: list[int], first: int) -> int:
+    """Return the total number of rows, by ``client_size`` if the problem defines it.
+
+    Args:
+        first: number of rows of the first client, from which the total is estimated otherwise.
+    """
+    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # the default loads the data
+        return first * len(clients)
+    return sum(int(problem.client_size(client)) for client in clients)
+
+
+def _with_capacity(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return ``column`` with space for ``rows`` rows and a dtype to which ``new`` can be cast."""
+    missing = rows - len(column)
+    if missing <= 0 and torch.promote_types(column.dtype, new.dtype) == column.dtype:
+        return column
+    more = max(missing, len(column) // 2) if missing > 0 else 0
+    return torch.cat([column, new.new_empty((more, *new.shape[1:]))])

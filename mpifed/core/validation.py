@@ -316,20 +316,28 @@ class Probe:
         self, problem: Any, clients: Sequence[int], point: list[torch.Tensor], size: int, device="cpu"
     ):
         self.problem, self.clients, self.point, self.blocks = problem, clients, point, problem.variables()
-        self.batches = {of: self._minibatch(of, size, device) for of in samples_of(problem)}
+        self.batches = {of: self._on(device, columns) for of, columns in self._minibatches(size).items()}
 
-    def _minibatch(self, of: str, size: int, device) -> tuple[torch.Tensor, ...]:
-        problem, clients, dtype = self.problem, self.clients, self.point[0].dtype
+    def _minibatches(self, size: int) -> dict[str, list[torch.Tensor]]:
+        problem, clients = self.problem, self.clients
         full = None if size else problem.full_batch(clients[0])
-        drawn = problem.draw(address(clients, 1, of), size) if full is None else None
-        if drawn is not None:
-            columns = [as_tensor(np.array(array))[:, 0] for array in drawn]
-        else:
+        drawn = dict.fromkeys(samples_of(problem))
+        if full is None:
+            drawn = {of: problem.draw(address(clients, 1, of), size) for of in drawn}
+        rows: list[torch.Tensor] = []
+        if None in drawn.values():
             function = problem.client_data if full is None else problem.full_batch
             parts = [tuple(map(as_tensor, function(client) or ())) for client in clients]
-            rows = min((len(column) for part in parts for column in part), default=0)
-            rows = min(rows, size) if size else rows
-            columns = [torch.stack([own[:rows] for own in column]) for column in zip(*parts)]
+            count = min((len(column) for part in parts for column in part), default=0)
+            count = min(count, size) if size else count
+            rows = [torch.stack([own[:count] for own in column]) for column in zip(*parts)]
+        return {
+            of: rows if arrays is None else [as_tensor(np.array(array))[:, 0] for array in arrays]
+            for of, arrays in drawn.items()
+        }
+
+    def _on(self, device: Any, columns: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        dtype = self.point[0].dtype
         return tuple(column.to(device, dtype if column.is_floating_point() else None) for column in columns)
 
     @cached_property
@@ -426,10 +434,10 @@ def _blocks(problem: Problem) -> Iterator[str]:
                 yield f"variables() has a parameter {short_repr(name)} in {block!r}: expected text without /"
     for name, shape in problem.network.items():
         block = network_block(problem)
-        if (found := blocks.get(block, {}).get(name)) != tuple(shape):
+        if (declared := blocks.get(block, {}).get(name)) != tuple(shape):
             yield (
                 f"network has {name!r} of shape {tuple(shape)}, but in block {block} of variables() it is "
-                f"{found}"
+                f"{declared}"
             )
     if problem.test_rows and not defines(problem, "predict"):
         yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
@@ -569,14 +577,14 @@ def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[st
         yield "it defines augment() and analytic derivatives, which do not use it: define one of them"
         return
     before = global_states()
-    found, again = (
+    changed, again = (
         augment(tuple(as_tensor(column).clone() for column in rows), SampleWords((0, 0), _ADDRESS))
         for _ in range(2)
     )
-    shapes = [[list(column.shape) for column in batch] for batch in (found, rows)]
+    shapes = [[list(column.shape) for column in batch] for batch in (changed, rows)]
     if shapes[0] != shapes[1]:
         yield f"augment() must return columns of the same shapes, {shapes[1]}, got {shapes[0]}"
-    elif global_states() != before or not _same_columns(found, again):
+    elif global_states() != before or not _same_columns(changed, again):
         yield "augment() returns other rows for the same words: draw all random numbers from `words`"
 
 
@@ -630,9 +638,10 @@ def _functions(case: Case) -> Iterator[str]:
     for rows in [min(size or ROWS, ROWS)] if pure else [size, 0] if size and full else [size]:
         probe = Probe(problem, case.clients, case.start, rows, case.device)
         for call in probe.calls():
-            errors = [] if pure else list(_effects(case, probe, call))
-            errors += _wrong_values(call, case.dtype)
-            errors += [] if errors or pure else _changes(case, call)
+            if pure:
+                errors = list(_wrong_values(call, call.function(), case.dtype))
+            else:
+                errors = list(_call_errors(case, probe, call))
             if errors:
                 yield from errors
                 return
@@ -644,38 +653,42 @@ def _functions(case: Case) -> Iterator[str]:
                 problem.called_on_copies |= {"augment"} if writes.names else set()
 
 
-def _effects(case: Case, probe: Probe, call: Call) -> Iterator[str]:
-    """Call a function with and without dropout masks, and report the parts of the point that it writes to.
+def _call_errors(case: Case, probe: Probe, call: Call) -> Iterator[str]:
+    """Report writes to the point, wrong values, and other values when a function is called again.
 
-    From then on it is called on copies if it writes to its batch or, if it is analytic, returns memory of its
-    arguments or of an earlier result, which a method may write to.
+    From then on the function is called on copies if it writes to its batch or, if it is analytic, returns
+    memory of its arguments or of an earlier result, which a method may write to. It is called three times,
+    the second time with dropout masks.
     """
     name, is_analytic = call.name, bool(call.where)
     watched: dict[Any, torch.Tensor] = dict(enumerate(probe.batch(name)))
     for block, flat in call.point.items():
         parts = {} if is_analytic or block == "u" else probe.blocks.unflatten(block, flat)
         watched |= {f"{part!r} of {block}": view for part, view in parts.items()} or {block: flat}
+    before = global_states()
     with Writes(watched) as writes:
         value = call.function()
+        values = [tensor.clone() for tensor in tensors_of(value)]
         other = with_dropout_words(lambda _: call.function(), (0, 0))(AddressedBatch((), _ADDRESS))
-    of_point = [one for one in writes.names if isinstance(one, str)]
-    aliases = is_analytic and share_memory(value, [*watched.values(), other])
-    if aliases or len(of_point) < len(writes.names):
+    of_point = [written for written in writes.names if isinstance(written, str)]
+    changes_batch = len(of_point) < len(writes.names)
+    if changes_batch or (is_analytic and share_memory(value, [*watched.values(), other])):
         case.problem.called_on_copies |= {name}
-    for argument in of_point:
-        yield (
-            f"{name}() changes {argument} in place, which evaluations must not do: compute a new tensor "
-            "(v = v - 1 rather than v -= 1 or v.sub_(1))"
-        )
-
-
-def _changes(case: Case, call: Call) -> Iterator[str]:
-    """Report a function that returns other values when it is called again."""
-    before = global_states()
-    values, again = ([value.clone() for value in tensors_of(call.function())] for _ in range(2))
+    errors = [
+        f"{name}() changes {argument} in place, which evaluations must not do: compute a new tensor "
+        "(v = v - 1 rather than v -= 1 or v.sub_(1))"
+        for argument in of_point
+    ]
+    errors += _wrong_values(call, value, case.dtype)
+    yield from errors
+    if errors:
+        return
+    if changes_batch:  # the values belong to the rows before the first call
+        values = [tensor.clone() for tensor in tensors_of(call.function())]
+    again = tensors_of(call.function())
     if global_states() != before or not all(map(case.agree, again, values)):
         yield (
-            f"{call.name}() draws random numbers or counts its calls: expected a function of its arguments, "
+            f"{name}() draws random numbers or counts its calls: expected a function of its arguments, "
             "which returns the same values when it is called again (samples come from draw())"
         )
 
@@ -685,11 +698,11 @@ def _of_package(defined: Any) -> bool:
     return (getattr(defined, "__module__", "") or "").startswith("mpifed.")
 
 
-def _wrong_values(call: Call, dtype) -> Iterator[str]:
-    """Report values that are not tensors, or have another shape or dtype."""
-    name, function, _, shapes, where = call
+def _wrong_values(call: Call, value: Any, dtype: torch.dtype) -> Iterator[str]:
+    """Report values of a call that are not tensors, or have another shape or dtype."""
+    name, _, _, shapes, where = call
     # Values of functions of one client may be more precise than the run.
-    value, dtypes = function(), {dtype} if where else {dtype, torch.float64}
+    dtypes = {dtype} if where else {dtype, torch.float64}
     values = value if len(shapes) > 1 else (value,)
     if not isinstance(values, tuple | list) or len(values) != len(shapes):
         parts = ", ".join(shapes)
@@ -735,8 +748,8 @@ def _predictions(case: Case) -> Iterator[str]:
         ]
         whole, again = scores(0, last), scores(0, last)
         if whole.shape[:1] != (last,):
-            found = len(whole) if whole.dim() else "one without an axis"
-            yield f"predict(): expected {last} scores, got {found}"
+            got = len(whole) if whole.dim() else "one without an axis"
+            yield f"predict(): expected {last} scores, got {got}"
             return
         if not case.agree(again, whole):
             yield (

@@ -69,18 +69,18 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
     return [value for value in leaves(values) if isinstance(value, torch.Tensor)]
 
 
-def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_values(values: torch.Tensor, others: torch.Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN. They may be sparse."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if values.shape != others.shape or values.dtype != others.dtype:
         return False
-    one, other = one.to_dense(), other.to_dense()
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    values, others = values.to_dense(), others.to_dense()
+    return bool(((values == others) | ((values != values) & (others != others))).all())
 
 
 def share_memory(values: Any, others: Any) -> bool:
     """Return whether a tensor in ``values`` and a tensor in ``others`` are views of the same memory."""
     storages, of_others = (
-        {one.untyped_storage().data_ptr() for one in tensors_of(given) if _has_elements(one)}
+        {tensor.untyped_storage().data_ptr() for tensor in tensors_of(given) if _has_elements(tensor)}
         for given in (values, others)
     )
     return not storages.isdisjoint(of_others)

@@ -1,10 +1,8 @@
 """Networks as pure functions of named parameters: built-in networks and user-defined modules."""
 
 from mpifed.base.settings import choice
-from mpifed.models.convolutional import CNN, CNN7, Conv4, LeNet5, ResNet
-from mpifed.models.dense import MLP, Linear
 from mpifed.models.modules import Module, SequenceModule
-from mpifed.models.recurrent import RNN
+from mpifed.models.networks import CNN, CNN7, MLP, RNN, Conv4, LeNet5, Linear, ResNet
 
 #: Every network by name.
 MODELS = {

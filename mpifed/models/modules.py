@@ -128,8 +128,8 @@ class Module(UserObject, Network):
             )
             _expect_same(_constants(again), _constants(other), varies)
             _expect_registered(module)
-            for one in (module, again):
-                _use_dense_gradients(one)
+            for created in (module, again):
+                _use_dense_gradients(created)
             module = _cast_module(module, torch.get_default_dtype())
             before = {name: (tensor, tensor.clone()) for name, tensor in _plain_tensors(module).items()}
             self.has_dropout = _expect_network(module, self._inputs(), outputs)
@@ -138,8 +138,8 @@ class Module(UserObject, Network):
                 name for name, (tensor, value) in before.items()
                 if after.get(name) is tensor and same_values(tensor, value)
             ]  # fmt: skip
-            for one in (module, again, other):
-                _register_buffers(one, unchanged)
+            for created in (module, again, other):
+                _register_buffers(created, unchanged)
             self._constants = _constants(again)
             _expect_same(self._constants, _constants(other), varies)
             _expect_no_history(module, _cast_module(other, torch.get_default_dtype()), self._inputs())
@@ -369,7 +369,9 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
     _expect_layers(module)
     _expect_signature(module, inputs)
     before = dict((*module.named_parameters(), *module.named_buffers()))
-    fewer = tuple(one[1:] for one in inputs)  # recurrent layers over the batch depend on the first sample
+    fewer = tuple(
+        column[1:] for column in inputs
+    )  # recurrent layers over the batch depend on the first sample
     words = SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))
     with Writes(before) as writes:
         with _NoRandomness(), torch.enable_grad():
@@ -464,9 +466,9 @@ def _expect_no_history(module: nn.Module, new: nn.Module, inputs: tuple[torch.Te
 
     Both have the same parameters and buffers, but may have other attributes.
     """
-    values, fewer = _moved_parameters(module), tuple(one[1:] for one in inputs)
+    values, fewer = _moved_parameters(module), tuple(column[1:] for column in inputs)
     try:
-        outputs = [_call(_replaced(one.eval(), values), fewer) for one in (new, module)]
+        outputs = [_call(_replaced(called.eval(), values), fewer) for called in (new, module)]
     except Unsupported:  # an error at the moved point is no disagreement
         return
     if not _close(*outputs):
@@ -478,7 +480,7 @@ def _expect_no_history(module: nn.Module, new: nn.Module, inputs: tuple[torch.Te
 
 def _scaled(inputs: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, ...], list[list[int]]]:
     """Return samples with means of the sizes SCALES, and parts of them that differ in sign or size."""
-    samples, *lengths = (one[torch.arange(len(SCALES)) % BATCH] for one in inputs)
+    samples, *lengths = (column[torch.arange(len(SCALES)) % BATCH] for column in inputs)
     factors = torch.tensor(SCALES).to(samples).view(-1, *[1] * (samples.dim() - 1))
     order = sorted(range(len(SCALES)), key=lambda row: abs(SCALES[row]))
     parts = [[row for row in order if SCALES[row] < 0], [row for row in order if SCALES[row] > 0]]
@@ -499,7 +501,8 @@ def _agree(
     """
     for part in map(list, parts):
         try:
-            whole, alone = _call(module, inputs)[part], _call(module, tuple(one[part] for one in inputs))
+            whole = _call(module, inputs)[part]
+            alone = _call(module, tuple(column[part] for column in inputs))
         except Unsupported:
             continue
         scale = whole.abs().amax(1, keepdim=True).maximum(sizes[part, None].clamp(min=1).to(whole))
@@ -526,7 +529,7 @@ def _replaced(module: nn.Module, values: Tensors) -> Callable[..., Any]:
 
 def _expect_one_sample(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: int) -> None:
     """Call a module on one sample: a client may have one row, and an evaluation may end with one row."""
-    first = tuple(one[:1] for one in inputs)
+    first = tuple(column[:1] for column in inputs)
     try:
         value = _call(module, first)
         _expect_shape(value, [1, outputs], first)
@@ -552,10 +555,12 @@ def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value
             text = f"has no gradient: {type(error).__name__}: {error}"
             raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
     for name, tensor in trained.items():
-        expected, found = (torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-                           for one in (tensor, copies[name]))  # fmt: skip
+        expected, gradient = (
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
+            for leaf in (tensor, copies[name])
+        )
         tensor.grad = None
-        if not _close(found, expected):
+        if not _close(gradient, expected):
             raise Unsupported(
                 f"has another gradient of {name!r} when the values of its parameters are passed by "
                 "torch.func.functional_call: expected no hooks of parameters, only hooks of modules"
@@ -577,11 +582,11 @@ def _expect_stored(module: nn.Module) -> None:
 
 def _expect_registered(module: nn.Module) -> None:
     """Raise an error for trained tensors of which torch does not know that they are parameters."""
-    known = {id(one) for one in (*module.modules(), *module.parameters())}
+    known = {id(registered) for registered in (*module.modules(), *module.parameters())}
     for path, layer in module.named_modules():
         for name, value in _own_attributes(layer).items():
-            for one in leaves(value):
-                tensors = one.parameters() if isinstance(one, nn.Module) else [one]
+            for leaf in leaves(value):
+                tensors = leaf.parameters() if isinstance(leaf, nn.Module) else [leaf]
                 trained = any(
                     isinstance(tensor, torch.Tensor)
                     and tensor.requires_grad
@@ -686,13 +691,15 @@ def _expect_shape(value, shape: list[int], inputs: tuple[torch.Tensor, ...]) -> 
         )
 
 
-def _close(one, other) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, ROUNDING, ROUNDING, equal_nan=True)
+def _close(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    return values.shape == expected.shape and torch.allclose(
+        values, expected, ROUNDING, ROUNDING, equal_nan=True
+    )
 
 
-def _expect_same(one: Tensors, other: Tensors, error: str) -> None:
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not same_values(one[name], other[name]):
+def _expect_same(tensors: Tensors, others: Tensors, error: str) -> None:
+    for name in sorted(tensors.keys() | others.keys()):
+        if name not in tensors or name not in others or not same_values(tensors[name], others[name]):
             raise Unsupported(f"has {name!r}, which {error}")
 
 
@@ -729,11 +736,11 @@ def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for name, value in _own_attributes(layer).items():
             inner = leaves(value)
             # Recurrent layers have lists of their parameters, which remain the same objects.
-            if any(isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in inner):
-                cast = {id(one): _cast_plain(one, dtype) for one in inner}
+            if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter) for leaf in inner):
+                cast = {id(leaf): _cast_plain(leaf, dtype) for leaf in inner}
                 setattr(layer, name, copy.deepcopy(value, cast))  # copies of the containers alone
-            for hidden in (one for one in inner if isinstance(one, nn.Module)):
-                if all(hidden is not one for one in module.modules()):  # a frozen layer in a list
+            for hidden in (leaf for leaf in inner if isinstance(leaf, nn.Module)):
+                if all(hidden is not layer for layer in module.modules()):  # a frozen layer in a list
                     hidden.to(dtype)
     return module
 

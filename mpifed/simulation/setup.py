@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from mpifed.base.errors import (
 from mpifed.base.plugins import plugins_of
 from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import DataFile, Problem, as_family, user_problem, with_network_weights
+from mpifed.core.problem import DataFile, Problem, as_family, data_read, user_problem, with_network_weights
 from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import (
@@ -101,14 +102,9 @@ def prepare(
     with collective_errors(comm, ValueError, OSError), default_dtype(dtype), user_code_errors(name):
         if problem.footprint():  # otherwise the data determine the sizes of the blocks
             expect_memory(config, comm, device, sharing)
-    read_once = _read_once(config, comm, dtype)
+    reading = _reading(config, comm, dtype)
     try:
-        with (
-            default_dtype(dtype),
-            seeded_globals(config.seed),
-            user_code_errors(name),
-            _replaced(problem, read_once),
-        ):
+        with default_dtype(dtype), seeded_globals(config.seed), user_code_errors(name), reading:
             problem.prepare(config.seed, config.run.data_dir)
             expect_memory(config, comm, device, sharing)
             check_problem(
@@ -129,38 +125,23 @@ def prepare(
     return as_family(problem, config.algorithm.family)
 
 
-def _read_once(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -> Callable[..., Any] | None:
-    """Return a function that returns the data of ``problem.read_once``, read once per node. Collective.
+def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -> AbstractContextManager:
+    """Return a context in which ``problem.read_once`` returns data that were read once per node. Collective.
 
-    Returns ``None`` if the problem does not define it. Every rank calls a user-defined function that returns
-    a data set.
+    Every rank calls a user-defined function that returns a data set.
 
     Raises:
         CollectiveError: on all ranks: the data cannot be read.
     """
     problem = config.problem
     if type(problem).read_once is Problem.read_once or "problem.dataset" in plugins_of("problem", problem):
-        return None
+        return contextlib.nullcontext()
 
     def read() -> Any:
         with default_dtype(dtype), user_code_errors(type(problem).__name__):
             return problem.read_once(config.run.data_dir)
 
-    data = read_once_per_node(comm, read)
-    return lambda data_dir=None: data
-
-
-@contextlib.contextmanager
-def _replaced(problem: Problem, read_once: Callable[..., Any] | None) -> Iterator[None]:
-    """A context in which ``read_once`` of a problem is replaced, unless it is ``None``."""
-    if read_once is None:
-        yield
-        return
-    problem.read_once = read_once  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del problem.read_once
+    return data_read(problem, read_once_per_node(comm, read))
 
 
 def read_files(config: SimulationSettings) -> Files:

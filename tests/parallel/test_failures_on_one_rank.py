@@ -98,7 +98,7 @@ PLACES = [
     ("search", "mpifed.tuning.tuner:preview", OSError, "first"),
     ("search", "mpifed.tuning.tuner:store", OSError, "first"),
     ("check", "mpifed.cli.check:differ", AssertionError, "last"),
-    ("check", "mpifed.cli.check_runs:tempfile.TemporaryDirectory", OSError, "last"),
+    ("check", "mpifed.cli.check:tempfile.TemporaryDirectory", OSError, "last"),
     ("selftest", "mpifed.cli.selftest:_point", KeyError, "last"),
 ]
 

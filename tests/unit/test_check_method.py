@@ -6,7 +6,7 @@ import pytest
 from verdicts import failures
 
 from mpifed.algorithms import LSGD, LocalDualExtrapolation
-from mpifed.cli.check_runs import SAME_IN_GROUPS, problems_for
+from mpifed.cli.check import SAME_IN_GROUPS, problems_for
 
 HEADER = """
 import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from verdicts import failures
 
-from mpifed.cli.check_runs import SAME_IN_GROUPS
+from mpifed.cli.check import SAME_IN_GROUPS
 from mpifed.core.derivative_checks import DERIVATIVES
 from mpifed.core.validation import Case, NotChecked
 

@@ -45,13 +45,23 @@ def test_a_value_in_shared_memory_is_the_same_and_leaves_no_file():
     assert found["float32"].data_ptr() % 64 == 0
 
 
-def test_a_simulation_reads_the_data_once_and_restores_the_problem(monkeypatch):
-    read, reads = Classification.read_once, []
-    monkeypatch.setattr(Classification, "read_once", lambda self, *of: reads.append(1) or read(self, *of))
-    problem = Classification(dataset="digits", clients=3)
+def test_a_simulation_reads_the_data_once_and_leaves_the_problem_unchanged():
+    reads = []
+
+    class Counting:
+        def read_once(self, data_dir=None):
+            reads.append(1)
+            return super().read_once(data_dir)
+
+    class Counted(Counting, Classification):
+        pass
+
+    problem = Counted(dataset="digits", clients=3)
     for times in (1, 2):
         Simulation(problem, FedAvg(K=1, eta=0.1), comm=SerialComm())
         assert len(reads) == times and "read_once" not in vars(problem)
+    problem.prepare(0)
+    assert len(reads) == 3
 
 
 def test_another_process_decodes_the_images_of_a_folder_that_it_needs(tmp_path, monkeypatch):

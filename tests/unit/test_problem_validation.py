@@ -358,6 +358,18 @@ def test_functions_that_are_called_on_copies(cls, changes, size, found):
     assert problem.called_on_copies == found
 
 
+def test_a_function_is_called_three_times():
+    """Twice on the same samples, and once with dropout masks."""
+    calls = []
+
+    def loss(self, x, batch):
+        calls.append(1)
+        return (batch[0] @ x["w"]).mean()
+
+    check_problem(type("Plain", (Plain,), dict(loss=loss))(), batch_size=2)
+    assert len(calls) == 3
+
+
 DRAWS = [
     (lambda self, stream, size: stream.normal(size), "a tuple of arrays, (array,) for one, got ndarray"),
     (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from mpifed import Blocks, Minimisation
 from mpifed.base.errors import ContractError
 from mpifed.core import autodiff, sampling
-from mpifed.core.client_data import load_client_data
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
-from mpifed.core.sampling import Sampler
+from mpifed.core.sampling import Sampler, load_client_data
 from mpifed.core.streams import Stream, generator
 from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
 
@@ -71,6 +70,14 @@ def limits(request, monkeypatch):
     if request.param == "one by one":
         monkeypatch.setattr(sampling, "MAX_DRAWN", 1)
         monkeypatch.setattr(sampling, "MAX_GATHERED", {"cpu": 1})
+        monkeypatch.setattr(sampling, "MAX_BLOCKS", 1)
+
+
+def test_the_number_of_cached_blocks_is_limited():
+    sampler = sampler_of()
+    for size in range(1, 2 * sampling.MAX_BLOCKS):
+        sampler.samples(0, slice(0, 2), size=size)
+    assert len(sampler._cache._blocks) == sampling.MAX_BLOCKS
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, CLIENTS])

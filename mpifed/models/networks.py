@@ -1,8 +1,9 @@
-"""Convolutional networks: LeNet-5, stacks of 3 x 3 convolutions, MAML's network, and residual networks."""
+"""Built-in networks: fully connected, convolutional, residual and recurrent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -13,10 +14,57 @@ from pydantic import Field, PositiveInt
 from mpifed.base.settings import hyperparameters
 from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, he, layers, uniform
 
-__all__ = ["CNN", "CNN7", "Conv4", "LeNet5", "ResNet"]
+__all__ = ["CNN", "CNN7", "Conv4", "LeNet5", "Linear", "MLP", "RNN", "ResNet"]
 
 #: Output channels of a bottleneck block per inner channel.
 EXPANSION = 4
+
+
+def _widths(*widths: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of fully connected layers fc1, fc2, ..."""
+    return {f"fc{i}": (widths[i], widths[i - 1]) for i in range(1, len(widths))}
+
+
+def _fully_connected(
+    params: Params, h: torch.Tensor, count: int, activation: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return the outputs of ``count`` layers fc1, fc2, ..., with an activation between them."""
+    for i in range(1, count):
+        h = activation(F.linear(h, params[f"fc{i}.weight"], params[f"fc{i}.bias"]))
+    return F.linear(h, params[f"fc{count}.weight"], params[f"fc{count}.bias"])
+
+
+@hyperparameters
+class Linear(Network):
+    """One linear layer."""
+
+    def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
+        """Return the shapes of the parameters, in order, for samples of any shape."""
+        return layers(fc1=(outputs, math.prod(sample_shape)))
+
+    def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]``."""
+        return F.linear(samples.flatten(1), params["fc1.weight"], params["fc1.bias"])
+
+
+@hyperparameters
+class MLP(Network):
+    """A multilayer perceptron, by default with three layers (Huang et al. 2024, section 6.3)."""
+
+    hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="widths of the hidden layers")
+    activation: Literal["relu", "tanh"] = Field(
+        default="relu", description="nonlinearity of the hidden layers"
+    )
+
+    def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
+        """Return the shapes of the parameters, in order, for samples of any shape."""
+        return layers(**_widths(math.prod(sample_shape), *self.hidden, outputs))
+
+    def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]``."""
+        return _fully_connected(
+            params, samples.flatten(1), len(self.hidden) + 1, ACTIVATIONS[self.activation]
+        )
 
 
 def _expect_image(model: str, sample_shape: tuple[int, ...]) -> None:
@@ -28,12 +76,12 @@ def _expect_image(model: str, sample_shape: tuple[int, ...]) -> None:
     if len(sample_shape) == 3:
         return
     size = " x ".join(map(str, sample_shape))
-    found = f"samples of shape {size}"
+    got = f"samples of shape {size}"
     if len(sample_shape) == 1:
-        found = f"rows of {size} features: use mlp or linear"
+        got = f"rows of {size} features: use mlp or linear"
     elif len(sample_shape) == 2:
-        found += f" without the axis of channels: add it, samples[:, None], for images of 1 x {size}"
-    raise ValueError(f"{model} takes images of channels x height x width, got {found}")
+        got += f" without the axis of channels: add it, samples[:, None], for images of 1 x {size}"
+    raise ValueError(f"{model} takes images of channels x height x width, got {got}")
 
 
 def _channels_last(sample_shape: tuple[int, ...]) -> str:
@@ -75,10 +123,7 @@ class LeNet5(Network):
         activation, padding = ACTIVATIONS[self.activation], (32 - samples.shape[-1]) // 2
         h = activation(F.conv2d(samples, params["conv1.weight"], params["conv1.bias"], padding=padding))
         h = activation(F.conv2d(F.max_pool2d(h, 2), params["conv2.weight"], params["conv2.bias"]))
-        h = F.max_pool2d(h, 2).flatten(1)
-        h = activation(F.linear(h, params["fc1.weight"], params["fc1.bias"]))
-        h = activation(F.linear(h, params["fc2.weight"], params["fc2.bias"]))
-        return F.linear(h, params["fc3.weight"], params["fc3.bias"])
+        return _fully_connected(params, F.max_pool2d(h, 2).flatten(1), 3, activation)
 
 
 class _ReLUNetwork(Network):
@@ -123,9 +168,8 @@ class CNN(_ReLUNetwork):
         channels, height, width = sample_shape
         through = (channels, *(c for stage in self.stages for c in stage))
         flat = through[-1] * (height // least) * (width // least)
-        widths = (flat, *self.hidden, outputs)
         convolutions = {f"conv{i}": (through[i], through[i - 1], 3, 3) for i in range(1, len(through))}
-        return layers(**convolutions, **{f"fc{i}": (widths[i], widths[i - 1]) for i in range(1, len(widths))})
+        return layers(**convolutions, **_widths(flat, *self.hidden, outputs))
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
         """Return outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
@@ -135,10 +179,7 @@ class CNN(_ReLUNetwork):
                 i += 1
                 h = torch.relu(F.conv2d(h, params[f"conv{i}.weight"], params[f"conv{i}.bias"], padding=1))
             h = F.max_pool2d(h, 2)
-        h, last = h.flatten(1), len(self.hidden) + 1
-        for i in range(1, last):
-            h = torch.relu(F.linear(h, params[f"fc{i}.weight"], params[f"fc{i}.bias"]))
-        return F.linear(h, params[f"fc{last}.weight"], params[f"fc{last}.bias"])
+        return _fully_connected(params, h.flatten(1), len(self.hidden) + 1, torch.relu)
 
 
 @hyperparameters
@@ -291,3 +332,82 @@ class ResNet(Network):
             samples = F.conv2d(samples, params[f"{name}.shortcut.weight"], stride=stride)
             samples = self._norm(params, f"{name}.norm", samples)
         return torch.relu(h + samples)
+
+
+@hyperparameters
+class RNN(Network):
+    """A recurrent network with a linear layer on the last state of its last layer (Zhang & Gao n.d., section
+    5).
+
+    The paper uses two layers of width 4096 on 300-dimensional word vectors and does not specify the cell. The
+    plain cell, h' = tanh(Wx + Uh + b), is the literal reading, and long short-term memory the common
+    alternative. Names, shapes and initial distribution of the parameters are those of torch's ``nn.RNN`` and
+    ``nn.LSTM``.
+    """
+
+    hidden: PositiveInt = Field(default=4096, description="width of each layer")
+    layers: PositiveInt = Field(default=2, description="number of layers")
+    cell: Literal["tanh", "lstm"] = Field(
+        default="tanh", description="plain recurrence, or long short-term memory"
+    )
+
+    def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
+        """Return the shapes of the parameters, in order, for sequences of shape ``(length, d)``.
+
+        Raises:
+            ValueError: the samples are not sequences of vectors.
+        """
+        if len(sample_shape) != 2:
+            raise ValueError(
+                f"rnn takes sequences of vectors, got samples of shape {' x '.join(map(str, sample_shape))}"
+            )
+        rows, shapes = self.hidden * (4 if self.cell == "lstm" else 1), {}
+        for layer in range(self.layers):
+            shapes |= {
+                f"weight_ih_l{layer}": (rows, self.hidden if layer else sample_shape[1]),
+                f"weight_hh_l{layer}": (rows, self.hidden),
+                f"bias_ih_l{layer}": (rows,),
+                f"bias_hh_l{layer}": (rows,),
+            }
+        return shapes | {"fc.weight": (outputs, self.hidden), "fc.bias": (outputs,)}
+
+    def initial(self, shapes: Shapes, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Return all parameters uniform in ±1/√width, float64."""
+        return {name: uniform(self.hidden**-0.5, shape, rng) for name, shape in shapes.items()}
+
+    def __call__(self, params: Params, samples: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Return outputs ``[b, outputs]`` for padded sequences.
+
+        Args:
+            samples: vectors ``[b, length, d]``, padded on the right, which does not change earlier states.
+            lengths: number of vectors per sequence, int64 ``[b]``; 0 is treated as 1.
+        """
+        step = _lstm if self.cell == "lstm" else _plain
+        h = samples.transpose(0, 1)
+        for layer in range(self.layers):
+            biases = params[f"bias_ih_l{layer}"] + params[f"bias_hh_l{layer}"]
+            inputs = F.linear(h, params[f"weight_ih_l{layer}"], biases)  # one matrix product for all words
+            h = torch.stack(step(inputs, params[f"weight_hh_l{layer}"]))
+        last = (lengths.clamp(min=1) - 1)[None, :, None].expand(1, -1, self.hidden)
+        return F.linear(h.gather(0, last)[0], params["fc.weight"], params["fc.bias"])
+
+
+def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return the states ``[b, width]`` of one layer for Wx + b of each word, ``[length, b, width]``."""
+    states = [torch.tanh(inputs[0])]
+    for step in inputs[1:].unbind():
+        states.append(torch.tanh(step + F.linear(states[-1], weight)))
+    return states
+
+
+def _lstm(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return the states as :func:`_plain`; rows are input, forget, cell and output gate."""
+    states: list[torch.Tensor] = []
+    memory = None
+    for step in inputs.unbind():
+        gates = step + F.linear(states[-1], weight) if states else step
+        i, f, g, o = gates.chunk(4, dim=-1)
+        fresh = torch.sigmoid(i) * torch.tanh(g)
+        memory = fresh + torch.sigmoid(f) * memory if states else fresh
+        states.append(torch.sigmoid(o) * torch.tanh(memory))
+    return states
