@@ -53,6 +53,7 @@ def job(method, problem, out, **settings) -> Config:
     return configuration(METHODS[method], problem, out, reduction="exact", **settings)
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", ["adam", "mean_after", "fgda", "local"])
@@ -61,6 +62,7 @@ def test_bitwise_identical_to_one_process(comm, out, method, matrices, group):
     assert_layout_does_not_matter(job(method, Game(clients=5), out, **settings), comm, out)
 
 
+@pytest.mark.dealt
 @groups
 def test_network_and_held_out_metric(comm, out, group):
     partition = {"name": "dirichlet", "alpha": 0.5}
@@ -69,13 +71,15 @@ def test_network_and_held_out_metric(comm, out, group):
     assert_layout_does_not_matter(job("adam", problem, out, **settings), comm, out)
 
 
-@pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
+@pytest.mark.dealt
 @groups
+@pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
 def test_cohorts_and_weights(comm, out, cohort, weights, group):
     settings = dict(rounds=6, cohort=cohort, weights=weights, group=group, dtype="float32")
     assert_layout_does_not_matter(job("local", Game(clients=5), out, **settings), comm, out)
 
 
+@pytest.mark.dealt
 @groups
 def test_clipped_gradients(comm, out, group):
     """The norms of some gradients are above the threshold, and their share is the same, too."""
