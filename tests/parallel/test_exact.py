@@ -143,14 +143,17 @@ def test_networks_of_odd_sizes_in_groups_of_any_size(comm, out, network, dtype):
     """User-defined modules with widths and batch sizes that are not multiples of a vector register."""
     torch.manual_seed(0)  # equal modules on all ranks
     problem = DeepAUC(dataset="digits", model=ODD[network](), clients=8, score="sigmoid")
-    results, alone = [], None
-    for group in (2, 3, 5, 7, "all"):
+
+    def final(group: int | str, comm, folder: str) -> np.ndarray:
         settings = dict(rounds=2, batch_size=7, noise=None, dtype=dtype, group=group)
-        config = job("local", problem, f"{out}/{group}", sections={"record": ()}, **settings)
-        results.append(bits(run(config, comm)))
-        if alone is None and comm.rank == 0:
-            alone = bits(run(serial_copy(config, f"{out}/serial"), SerialComm()))
+        return bits(
+            run(job("local", problem, f"{out}/{folder}{group}", sections={"record": ()}, **settings), comm)
+        )
+
+    results = [final(group, comm, "ranks") for group in (2, 3, "all")]
     if comm.rank == 0:
+        results += [final(group, SerialComm(), "alone") for group in (5, 7)]
+        alone = final("all", SerialComm(), "alone")
         for result in results:
             np.testing.assert_array_equal(result, alone)
 
