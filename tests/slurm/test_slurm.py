@@ -221,7 +221,8 @@ def test_preemption(tmp_path):
         log = completed(job)
         # MPICH's mpirun itself ends with 255 if a signal reaches it while its ranks end
         codes = "(85|255)" if way == ("mpich", "mpirun") else "85"
-        assert re.search(f"requeued after exit code {codes}", log) and "continuing runs/saddle from round" in log, log
+        assert re.search(f"requeued after exit code {codes}", log), log
+        assert "continuing runs/saddle from round" in log, log
         np.testing.assert_array_equal(
             point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
         )
