@@ -53,6 +53,7 @@ def job(method, problem, out, **settings) -> Config:
     return configuration(METHODS[method], problem, out, reduction="exact", **settings)
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", ["adam", "mean_after", "fgda", "local"])
@@ -61,6 +62,7 @@ def test_bitwise_identical_to_one_process(comm, out, method, matrices, group):
     assert_layout_does_not_matter(job(method, Game(clients=5), out, **settings), comm, out)
 
 
+@pytest.mark.dealt
 @groups
 def test_network_and_held_out_metric(comm, out, group):
     partition = {"name": "dirichlet", "alpha": 0.5}
@@ -69,13 +71,15 @@ def test_network_and_held_out_metric(comm, out, group):
     assert_layout_does_not_matter(job("adam", problem, out, **settings), comm, out)
 
 
-@pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
+@pytest.mark.dealt
 @groups
+@pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
 def test_cohorts_and_weights(comm, out, cohort, weights, group):
     settings = dict(rounds=6, cohort=cohort, weights=weights, group=group, dtype="float32")
     assert_layout_does_not_matter(job("local", Game(clients=5), out, **settings), comm, out)
 
 
+@pytest.mark.dealt
 @groups
 def test_clipped_gradients(comm, out, group):
     """The norms of some gradients are above the threshold, and their share is the same, too."""
@@ -139,14 +143,17 @@ def test_networks_of_odd_sizes_in_groups_of_any_size(comm, out, network, dtype):
     """User-defined modules with widths and batch sizes that are not multiples of a vector register."""
     torch.manual_seed(0)  # equal modules on all ranks
     problem = DeepAUC(dataset="digits", model=ODD[network](), clients=8, score="sigmoid")
-    results, alone = [], None
-    for group in (2, 3, 5, 7, "all"):
+
+    def final(group: int | str, comm, folder: str) -> np.ndarray:
         settings = dict(rounds=2, batch_size=7, noise=None, dtype=dtype, group=group)
-        config = job("local", problem, f"{out}/{group}", sections={"record": ()}, **settings)
-        results.append(bits(run(config, comm)))
-        if alone is None and comm.rank == 0:
-            alone = bits(run(serial_copy(config, f"{out}/serial"), SerialComm()))
+        return bits(
+            run(job("local", problem, f"{out}/{folder}{group}", sections={"record": ()}, **settings), comm)
+        )
+
+    results = [final(group, comm, "ranks") for group in (2, 3, "all")]
     if comm.rank == 0:
+        results += [final(group, SerialComm(), "alone") for group in (5, 7)]
+        alone = final("all", SerialComm(), "alone")
         for result in results:
             np.testing.assert_array_equal(result, alone)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from user_code import JOB, PLUGIN, REPORTED
 
 import mpifed
 from mpifed.base.errors import ContractError
@@ -147,3 +148,15 @@ def test_rank_0_cannot_read_the_client_rows(comm, out, monkeypatch, limited):
         monkeypatch.setattr(checkpoint, "read_clients", lambda path, *rest: read(Path(out, "lost.h5"), *rest))
     with pytest.raises(CollectiveError, match="lost.h5"):
         ACTIONS["continue"](comm, out)
+
+
+@pytest.mark.parametrize("fault", ["prepare", "client_data of 3", "predict", "metrics"])
+def test_code_of_a_user_fails_on_one_rank(comm, out, limited, fault):
+    """On the last rank, or on rank 0 if it alone computes the metrics."""
+    path, rank = Path(out, "job.toml"), 0 if fault == "metrics" else comm.size - 1
+    if comm.rank == 0:
+        path.with_name("faulty.py").write_text(PLUGIN.format(fault=fault, ranks=str(rank)))
+        path.write_text(JOB.format(folder=out))
+    comm.barrier()
+    with pytest.raises(CollectiveError, match=f"{REPORTED[fault]}ZeroDivisionError: on purpose"):
+        mpifed.run(Config.load(path), comm)

@@ -5,6 +5,7 @@ Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -226,13 +227,17 @@ DUAL = {
     "FeDualEx": Case(FeDualEx, fedualex, 2, RATES | dict(shadow=True)),
     "FeDualEx own": Case(FeDualEx, fedualex, 2, RATES | dict(shadow=False)),
 }
+MEMBERS = [(None, "uniform"), (2, "uniform"), (3, "samples")]
+#: Each method with each mirror map and with each of ``MEMBERS``, cohort and weights.
+DUAL_RUNS = [
+    (name, mirror, *members)
+    for (name, mirror), members in zip(itertools.product(DUAL, MIRRORS), itertools.cycle(MEMBERS))
+]
 
 
 @pytest.mark.dealt
 @GROUPS
-@pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "uniform"), (3, "samples")])
-@pytest.mark.parametrize("mirror", MIRRORS)
-@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize("name, mirror, cohort, weights", DUAL_RUNS)
 def test_dual_methods(comm, out, name, mirror, cohort, weights, group):
     (phi, ours, theirs, dual0), case = MIRRORS[mirror], DUAL[name]
     problem, method = Inside(clients=CLIENTS, phi=phi), case.method(mirror=ours)
@@ -244,9 +249,8 @@ def test_dual_methods(comm, out, name, mirror, cohort, weights, group):
 
 @pytest.mark.dealt
 @GROUPS
-@pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("first", ["prox", "identity"])
-@pytest.mark.parametrize("mirror", MIRRORS | OUTSIDE)
+@pytest.mark.parametrize("mirror, sync", zip(MIRRORS | OUTSIDE, itertools.cycle([True, False])))
 def test_dual_extrapolation(comm, out, mirror, first, sync, group):
     """Compares the outputs and, if only z is averaged, the points: images of the reference's duals."""
     phi, ours, theirs, dual0 = (MIRRORS | OUTSIDE)[mirror]

@@ -7,7 +7,6 @@ Newton-Schulz 1e-7: its quintic multiplies a rounding error by up to 3.4 a step,
 local step.
 """
 
-import itertools
 from functools import partial
 
 import drawn
@@ -143,16 +142,15 @@ def check_fgda(
     assert_path(comm, config, path, moves=1e-6)  # steps with some matrices are short
 
 
+@pytest.mark.dealt
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("sync", SYNC)
 @pytest.mark.parametrize("matrix", GENERATORS)
-@pytest.mark.parametrize("sync, first", list(itertools.product(SYNC, FIRST)))
 def test_every_matrix_and_reading(comm, out, matrix, sync, first):
-    """All combinations on one rank; on two, three and four ranks a third, with every pair of settings."""
-    number = [*GENERATORS].index(matrix) + SYNC.index(sync) + FIRST.index(first)
-    if comm.size > 1 and (number - comm.size) % 3:
-        pytest.skip("compared on another number of ranks")
     check_fgda(comm, out, 3, matrix, sync, first)
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize("matrix", ["adabelief initial", None])
 @pytest.mark.parametrize("sync", SYNC)
@@ -160,6 +158,7 @@ def test_fgda_executions(comm, out, sync, matrix, execution):
     check_fgda(comm, out, 3, matrix, sync, clients=5, **execution)
 
 
+@pytest.mark.dealt
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
 @pytest.mark.parametrize("matrix", GENERATORS)
 @pytest.mark.parametrize(
@@ -169,6 +168,7 @@ def test_one_step_rounds(comm, out, matrix, sync, first):
     check_fgda(comm, out, 1, matrix, sync, first)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "options",
     [
@@ -184,6 +184,7 @@ def test_weights_first_estimators_and_projections(comm, out, sync, options):
     check_fgda(comm, out, 3, "adam", sync, **options)
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize(
     "cohort, weights, ball, clients",
@@ -249,6 +250,7 @@ class MatrixGame(Game):
         return {}
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("first_round", ["beta_one", "zero", "gradient"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_heavy_tailed(comm, out, direction, first_round, clients=3, **execution):
@@ -266,12 +268,14 @@ def test_heavy_tailed(comm, out, direction, first_round, clients=3, **execution)
     assert_path(comm, config, expected, 1e-7 if "newton" in direction else 1e-10)
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize("direction", ["normalize tensors", "clip", "svd", "newton_schulz"])
 def test_heavy_tailed_executions(comm, out, direction, execution):
     test_heavy_tailed(comm, out, direction, "gradient", clients=5, **execution)
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize(
     "smoothing, cohort, ball",
@@ -317,6 +321,7 @@ def test_smoothed_gda(comm, out, ball):
     assert_path(comm, config, lambda: assert_binding(expected, project_y=ball and Ball(ball)))
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize(
     "sets, p, beta, weights, oracle",
@@ -370,6 +375,7 @@ def check_chain(comm, out, method, q, execution, clients=3, weights="uniform", *
     assert_path(comm, job(method, problem, out, weights=weights, **execution), expected)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("matrix", ["identity", "adam", "adabelief", "norm", "norm root"])
 @pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("q", [1, 3])
@@ -380,6 +386,7 @@ def test_adamfcgd(comm, out, matrix, first, q):
     check_chain(comm, out, method, q, {}, matrix=counterpart, first_matrix=first)
 
 
+@pytest.mark.dealt
 @executions
 @pytest.mark.parametrize("bounds, weights", [({}, "samples"), ({"C_g": 0.8, "C_f": 0.5}, "uniform")])
 def test_mfcgd(comm, out, execution, bounds, weights):

@@ -186,18 +186,13 @@ FITTING = [
     for other in PROBLEMS
     if fits(one, other) and (ALGORITHMS[one].constrained or other not in CONSTRAINED)
 ]
-#: Methods of the five papers run on all compatible problems, the others on every third of them.
-OFTEN = {
-    "FGDA", "AdaFGDA", "FedNSGDAM", "FedMuonDA", "FedSGDAClip", "LSGD", "LESGD", "LIPPAX", "SLIPPAX",
-    "LocalDualExtrapolation", "MFCGD", "AdaMFCGD", "FESSGDA", "SmoothedGDA", "FSGDA", "LocalSGDA",
-}  # fmt: skip
 
 
 def pairs(number: int, name: str) -> list[tuple[str, str]]:
-    """Return pairs of a method and its problems; ``number`` is the index of the method."""
+    """Return pairs of a method and every third of its problems; ``number`` is the index of the method."""
     fitting = [pair for pair in FITTING if pair[0] == name]
-    return fitting if name in OFTEN else fitting[number % 3 :: 3] or fitting
+    return fitting[(number + 1) % 3 :: 3] or fitting
 
 
+#: With every method and every problem.
 PAIRS = [pair for number, name in enumerate(ALGORITHMS) for pair in pairs(number, name)]
-MISFITS = [(one, other) for one in ALGORITHMS for other in PROBLEMS if not fits(one, other)]

@@ -41,7 +41,7 @@ class Ranks:
         for item in items:
             number = counts[item.parent.nodeid, item.originalname]
             counts[item.parent.nodeid, item.originalname] += 1
-            turn = number + number // 3 + number // 9  # varies the choice for parameters with three values
+            turn = number + number // 9  # varies the choice for parameters with three values
             other = self.comm.size in (2, 3, 4) and turn % 3 != self.comm.size % 3
             if not (other and item.get_closest_marker("dealt")) and item.nodeid not in self.skipped:
                 kept.append(item)

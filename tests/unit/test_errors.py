@@ -206,7 +206,7 @@ def test_folders_of_other_jobs_and_other_files(folder, message, monkeypatch, cap
 def test_several_ranks(override, folder):
     """Invalid settings, missing data and folders: exit code 2, one message from rank 0, and no deadlock."""
     command = ["-m", "mpifed", "run", folder / "job.toml", override, "--data-dir", folder]
-    code, output = launch(3, command, limit=60)
+    code, output = launch(2, command, limit=60)
     assert code == 2, output
     assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
 

@@ -1,5 +1,6 @@
 """Methods on problems without y, and CDMA's full gradients."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,7 @@ ALONE = [
 ]
 
 
-@pytest.mark.parametrize("group", [1, 2, "all"])
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name, group", zip(ALONE, itertools.cycle([1, 2, "all"])))
 def test_x_without_y_is_x_with_an_independent_y(tmp_path, name, group):
     """The noise of x is the same, because it precedes the noise of y."""
     settings = dict(rounds=4, group=group)
