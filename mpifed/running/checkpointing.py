@@ -21,9 +21,9 @@ from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
-from mpifed.parallel.devices import differences, machine
+from mpifed.parallel.reproducibility import differences, machine
 from mpifed.running.recorder import Recorder
-from mpifed.simulation.setup import digests, expect_same
+from mpifed.simulation.data_agreement import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
 from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of

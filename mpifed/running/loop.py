@@ -20,8 +20,9 @@ from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import deterministic, keep_freed_memory, threads, warn_if_machines_differ
+from mpifed.parallel.devices import keep_freed_memory, threads
 from mpifed.parallel.placement import Cohort
+from mpifed.parallel.reproducibility import deterministic, warn_if_machines_differ
 from mpifed.running.callbacks import Callbacks, TensorBoard
 from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce
 from mpifed.running.recorder import Recorder

@@ -20,8 +20,9 @@ from mpifed.base.settings import suggest
 from mpifed.base.versions import versions
 from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.devices import machine, peak_memory
-from mpifed.simulation.setup import files_to_json
+from mpifed.parallel.devices import peak_memory
+from mpifed.parallel.reproducibility import machine
+from mpifed.simulation.data_agreement import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.history import row_type

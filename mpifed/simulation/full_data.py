@@ -22,12 +22,12 @@ from mpifed.core.estimates import Tail, hill
 from mpifed.core.oracle import ORACLES, MinimaxOracle
 from mpifed.core.problem import Game, Problem, defines
 from mpifed.core.sampling import Sample, Sampler
-from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.comm import collective_errors, gather_rows
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
 
-__all__ = ["TAIL", "FullData", "gather_rows", "noise_squares", "noise_tail", "rounding", "tail_of"]
+__all__ = ["TAIL", "FullData", "noise_squares", "noise_tail", "rounding", "tail_of"]
 
 #: Maximum number of rows per evaluation, which bounds the memory of a network's activations.
 ROWS = 1024
@@ -247,18 +247,10 @@ def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: t
             with user_code_errors(type(full.problem).__name__, None, "", [client]):
                 squares = noise_squares(full, position, r, samples, point, full.local(position, point))
             norms[position] = np.sqrt(squares.sum(axis=1))
-    return tail_of(gather_rows(full.comm, counts, norms))
+    return tail_of(gather_rows(full.comm, norms, counts))
 
 
 def tail_of(norms: np.ndarray) -> Tail:
     """Estimate the tail index of norms ``[clients, samples]``, each divided by its client's median."""
     medians = np.median(norms, axis=1, keepdims=True)
     return hill((norms / np.where(medians > 0, medians, 1.0)).reshape(-1))
-
-
-def gather_rows(comm: SerialComm, counts: list[int], rows: np.ndarray) -> np.ndarray:
-    """Gather the rows of all ranks' clients, ``[N, columns]``. Collective."""
-    width = rows.shape[1]
-    gathered = np.empty(sum(counts) * width)
-    comm.allgatherv(np.ascontiguousarray(rows).reshape(-1), gathered, [n * width for n in counts])
-    return gathered.reshape(-1, width)

@@ -13,7 +13,7 @@ import torch
 from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, State
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
+from mpifed.parallel.comm import CollectiveError, SerialComm, first_text, reduce_number
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 from mpifed.simulation.start_point import non_finite_row
@@ -71,24 +71,20 @@ class FiniteValues:
         """
         if stage.reduction.mean_is_finite():
             return
-        client = np.array([first.client if first else _NO_CLIENT], dtype=np.int64)
-        self._comm.allreduce_(client, "min")
-        if client[0] == _NO_CLIENT:
+        client = reduce_number(self._comm, first.client if first else _NO_CLIENT, "min")
+        if client == _NO_CLIENT:
             raise NonFiniteError(
                 f"non-finite value in round {r}: the sum of finite messages overflows in phase "
                 f"{stage.phase.name!r}: reduce the step sizes"
             )
-        hosts_client = first is not None and first.client == client[0]
-        owner = np.array([self._comm.rank if hosts_client else self._comm.size], dtype=np.int64)
-        self._comm.allreduce_(owner, "min")
-        text = self._described(stage, first) if first and hosts_client else ""
-        text = broadcast_text(self._comm, text, int(owner[0]))
-        raise NonFiniteError(f"non-finite value in round {r}: client {client[0]}, {text}")
+        text = self._described(stage, first) if first and first.client == client else None
+        _, text = first_text(self._comm, text) or (0, "")
+        raise NonFiniteError(f"non-finite value in round {r}: client {client}, {text}")
 
-    def _described(self, stage: Stage, found: _NonFiniteMessage) -> str:
+    def _described(self, stage: Stage, first: _NonFiniteMessage) -> str:
         """Describe a message that is not finite: its fields and the likely cause."""
-        fields = _non_finite_fields(stage.mean.layout, found.message)
-        position = int(np.flatnonzero(self._hosted == found.client)[0])
+        fields = _non_finite_fields(stage.mean.layout, first.message)
+        position = int(np.flatnonzero(self._hosted == first.client)[0])
         rows = non_finite_row(self._oracle, position) if self._known_start else ""
         cause = (
             f"its gradient on {rows} of its data is not finite at the starting point either, which no step "

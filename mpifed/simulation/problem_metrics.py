@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,7 +23,14 @@ from mpifed.core.problem import Problem, named_point, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.user_metrics import Metric
 from mpifed.core.writes import same_values
-from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors, same_on_all_ranks
+from mpifed.parallel.comm import (
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    gather_rows,
+    reduce_number,
+    texts_of_ranks,
+)
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
 from mpifed.simulation.personalization import FineTuning
@@ -232,38 +239,32 @@ class ClientMetrics(Evaluation):
         A metric that a client does not return is NaN.
         """
         with collective_errors(self._comm, ValueError):
-            by_client, rows = {}, {}
+            by_client, bad_rows = {}, []  # NaN: all scores of the client are finite
             for position, client in enumerate(self._placement.clients_of(self._comm.rank).tolist()):
                 problem, named = self._scored.problem.tested_on(client), self._point_of(position, point)
                 scores = _scores(problem, named, 0, problem.test_rows)
                 by_client[client] = self._scored.values(problem, named, scores, point.round, client)
-                rows[client] = _non_finite_row(scores)
+                row = _non_finite_row(scores)
+                bad_rows.append(np.nan if row is None else row)
         names = json.dumps([*by_client[0]]) if 0 in by_client else None
         columns = json.loads(broadcast_text(self._comm, names, int(self._placement.rank_of[0])))
-        columns += self._union({*chain(*by_client.values())}.difference(columns))
-        # The last column has the first row whose scores are not finite, NaN without such a row.
-        table = np.zeros((self._placement.clients, len(columns) + 1))
-        for client, values in by_client.items():
-            row = np.nan if rows[client] is None else rows[client]
-            table[client] = [*(values.get(name, np.nan) for name in columns), row]
-        self._comm.allreduce_(table)  # all other ranks add 0 to a client's row
-        by_column = {self._scored.column(name, self._split): one for name, one in zip(columns, table.T)}
-        client = int((table[:, -1] >= 0).argmax())
+        others = json.dumps(sorted({*chain(*by_client.values())}.difference(columns)))  # nearly always []
+        columns += sorted({*chain(*map(json.loads, texts_of_ranks(self._comm, others)))})
+        hosted = [
+            [*(values.get(name, np.nan) for name in columns), row]
+            for values, row in zip(by_client.values(), bad_rows)
+        ]
+        table = np.array(hosted, dtype=np.float64).reshape(len(hosted), len(columns) + 1)
+        *metrics, bad = gather_rows(self._comm, table, self._placement.counts).T
+        by_column = {self._scored.column(name, self._split): of for name, of in zip(columns, metrics)}
+        client = int((bad >= 0).argmax())
         if self._comm.rank == 0:
-            found = None if np.isnan(table[client, -1]) else int(table[client, -1])
+            row = None if np.isnan(bad[client]) else int(bad[client])
             of_client = {column: values[client] for column, values in by_column.items()}
-            values = client_summary(by_column) if found is None else of_client
+            values = client_summary(by_column) if row is None else of_client
             where = f"row {{}} of the evaluated samples of client {client}"
-            self._scored.warn_of_nan(values, point.round, where, found)
+            self._scored.warn_of_nan(values, point.round, where, row)
         return by_column
-
-    def _union(self, names: Iterable[str]) -> list[str]:
-        """Return the names of all ranks, sorted. Collective."""
-        text = json.dumps(sorted(names))
-        if same_on_all_ranks(self._comm, text):  # nearly always: each rank has none
-            return json.loads(text)
-        texts = [broadcast_text(self._comm, text, rank) for rank in range(self._comm.size)]
-        return sorted({*chain(*map(json.loads, texts))})
 
 
 @torch.no_grad()
@@ -320,13 +321,10 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
     with collective_errors(comm, ValueError):
         local = _scores(problem, point, edges[comm.rank], edges[comm.rank + 1])
-    width = np.array([local[0].numel() if len(local) else 0], dtype=np.int64)
-    comm.allreduce_(width, "max")
-    gathered = np.empty(total * int(width[0]))
-    counts = [(right - left) * int(width[0]) for left, right in zip(edges, edges[1:])]
-    comm.allgatherv(np.ascontiguousarray(local.numpy()).reshape(-1), gathered, counts)
-    scores = torch.from_numpy(gathered).reshape(total, -1)
-    return scores[:, 0] if width[0] == 1 else scores
+    width = reduce_number(comm, local[0].numel() if len(local) else 0, "max")
+    rows = local.numpy().reshape(len(local), width)
+    scores = torch.from_numpy(gather_rows(comm, rows, np.diff(edges).tolist()))
+    return scores[:, 0] if width == 1 else scores
 
 
 def evaluation_details(problem: Problem, predictions: torch.Tensor | None, r: int) -> Details:

@@ -25,7 +25,8 @@ from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
 from mpifed.core.validation import called
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import choose_device, expect_reproducible_products
+from mpifed.parallel.devices import choose_device
+from mpifed.parallel.reproducibility import expect_reproducible_products
 from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 from mpifed.simulation.client_batching import Group
@@ -36,13 +37,14 @@ from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation, Evaluations
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.feasibility import infeasibility, projections
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.initial_weights import InitialWeights
 from mpifed.simulation.not_finite import NonFiniteError
 from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.problem_metrics import ClientMetrics, ScoredProblem, SplitMetrics
 from mpifed.simulation.regularization import Regularizer
 from mpifed.simulation.rounds import Rounds
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.setup import InitialWeights, default_dtype, place_clients, prepare, resolve_reduction
+from mpifed.simulation.setup import default_dtype, place_clients, prepare, resolve_reduction
 from mpifed.simulation.state import Allocation, ClientRows
 from mpifed.simulation.stationarity import Stationarity
 

@@ -13,7 +13,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
-from mpifed.simulation.setup import _difference, expect_same
+from mpifed.simulation.data_agreement import _difference, expect_same
 
 
 def table(**digests: str) -> dict:

@@ -10,7 +10,8 @@ import torch
 
 from mpifed.parallel import devices, transport, world
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.devices import deterministic, device_for, peak_memory
+from mpifed.parallel.devices import device_for, peak_memory
+from mpifed.parallel.reproducibility import deterministic
 from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
 
