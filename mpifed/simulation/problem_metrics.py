@@ -33,7 +33,8 @@ from mpifed.parallel.comm import (
 )
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
-from mpifed.simulation.personalization import FineTuning
+from mpifed.simulation.full_data import FullData, fine_tuned
+from mpifed.simulation.options import Personalize
 
 __all__ = [
     "ClientMetrics", "ScoredProblem", "SplitMetrics", "client_summary", "evaluation_details",
@@ -201,15 +202,19 @@ class ClientMetrics(Evaluation):
 
     Args:
         placement: of the clients on the ranks.
-        tuning: fine-tunes the point on each client's samples before it is evaluated; ``None`` for the point
-            itself.
+        tuning: fine-tunes the point on each client's samples before it is evaluated, with these settings;
+            ``None`` for the point itself.
 
     Raises:
         CollectiveError: the problem does not define its metrics on the clients' samples.
     """
 
     def __init__(
-        self, scored: ScoredProblem, comm: SerialComm, placement: Placement, tuning: FineTuning | None = None
+        self,
+        scored: ScoredProblem,
+        comm: SerialComm,
+        placement: Placement,
+        tuning: tuple[Personalize, FullData] | None = None,
     ):
         self._scored, self._comm, self._placement, self._tuning = scored, comm, placement, tuning
         self._split = PERSONAL if tuning else CLIENTS
@@ -230,7 +235,8 @@ class ClientMetrics(Evaluation):
         """Return the evaluated point of the client at a position of this rank."""
         if self._tuning is None:
             return self._scored.named(point.blocks)
-        tuned = self._tuning(position, torch.cat([*point.blocks]), point.round)
+        settings, full = self._tuning
+        tuned = fine_tuned(full, settings, position, torch.cat([*point.blocks]), point.round)
         return self._scored.named(tuned.split([len(block) for block in point.blocks]))
 
     def _table(self, point: EvaluatedPoint) -> dict[Column, np.ndarray]:

@@ -31,9 +31,8 @@ from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
-from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared
+from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared, expect_gradient
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.start_point import expect_gradient
 from mpifed.simulation.state import Allocation
 
 __all__ = ["Rounds"]
