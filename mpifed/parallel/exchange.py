@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, gather_rows
 from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.parallel.tree import PartialSums
 
@@ -221,8 +221,7 @@ class SharedExchange(Exchange):
 
     def __init__(self, nodes: Nodes, slots: int, of_node: int, size: int, dtype: np.dtype, count: Count):
         self._nodes, self._node, self._count = nodes, nodes.node, count
-        numbers, width = np.empty(self._node.size, dtype=np.int64), padded(size)
-        self._node.allgatherv(np.array([slots]), numbers, [1] * self._node.size)
+        numbers, width = gather_rows(self._node, np.array([[slots]]))[:, 0].tolist(), padded(size)
         several, first = len(nodes.firsts) > 2, self._node.rank == 0
         rows = slots + first * (1 + several * of_node)
         memory = share_memory(nodes.comm, self._node, HEAD + dtype.itemsize * int(rows * width))

@@ -389,11 +389,11 @@ def _addresses(comm: SerialComm) -> list[str]:
     """
     if comm.local_size == comm.size:
         return ["127.0.0.1"]
-    found = [socket.gethostname()]
+    addresses = [socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address reserved for documentation; nothing is sent
-        found.append(probe.getsockname()[0])
-    return found
+        addresses.append(probe.getsockname()[0])
+    return addresses
 
 
 def _reachable(hosts: list[str], port: int) -> str:

@@ -383,7 +383,7 @@ def _read_history(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 def _sizes(simulation: Simulation) -> dict:
     """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
-    clients = [simulation.placement.clients, simulation.client_rows().shape[1]]
+    clients = [simulation.problem.clients, simulation.client_rows().shape[1]]
     whole = {name: len(values) for name, values in simulation.arrays().items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
 

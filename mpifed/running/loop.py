@@ -322,11 +322,11 @@ def _first_metrics(metrics: Mapping[str, float], width: int | None) -> str:
 
 def _layout(simulation: Simulation, comm: SerialComm) -> str:
     """Describe the work of this rank for its log."""
-    layout, hosted = simulation.describe(), simulation.placement.clients_of(comm.rank)
+    layout, hosted = simulation.describe(), simulation.hosted
     clients = f"clients {hosted[0]} to {hosted[-1]}" if len(hosted) else "no clients"
     return (
         f"device {layout['device']}, {layout['threads']} thread(s), {clients} ({len(hosted)} of "
-        f"{simulation.placement.clients}), group {layout['group']}, messages by {layout['transport']}"
+        f"{simulation.problem.clients}), group {layout['group']}, messages by {layout['transport']}"
     )
 
 

@@ -195,7 +195,7 @@ class Recorder:
     def iterates_of(self, block: str) -> np.ndarray:
         """Return the recorded iterates of a block, ``[R, d]`` (rank 0)."""
         flat = np.array(self.iterates[block], dtype=self.simulation.config.run.dtype)
-        return flat.reshape(len(self.iterates[block]), self.simulation.blocks.sizes[block])
+        return flat.reshape(len(self.iterates[block]), self.sizes[block])
 
     @property
     def size(self) -> int:
@@ -222,7 +222,7 @@ class Recorder:
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
             for block in self.blocks:
-                unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
+                unknown = np.full((len(self.costs) - 1, self.sizes[block]), np.nan)
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
     @property

@@ -244,14 +244,11 @@ def _depends_on_position(sampler: Sampler, evaluation: Evaluation, largest: int,
     """Return whether a client's results depend on its position in a group, or on its size. Collective.
 
     Args:
-        sampler: provides the problem and the settings of samples.
-        evaluation: options of the evaluation of losses.
         largest: size of the largest group.
 
     Raises:
         CollectiveError: on all ranks: a rank cannot read the data of the first or the last client.
     """
-    differs = False
     with collective_errors(comm, ValueError, OSError):
         differs = _differs(sampler, evaluation, largest)
     return bool(reduce_number(comm, differs, "max"))

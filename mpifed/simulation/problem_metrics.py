@@ -105,21 +105,16 @@ class ScoredProblem:
         return [variables.unflatten(block, flat) for block, flat in zip(variables, blocks)]
 
     def values(
-        self,
-        problem: Problem,
-        point,
-        predictions: torch.Tensor | None,
-        r: int,
-        split: str | int,
+        self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int
     ) -> dict[str, float]:
         """Return the metrics of the problem and of the user on a split or a client; metrics of the point
         alone belong to the test split."""
         function, clients = f"{type(problem).__name__}.metrics", [split] if isinstance(split, int) else []
         own = predictions if predictions is None else predictions.clone()  # metrics may sort them in place
         with user_code_errors(function, clients=clients), _unchanged(point, function) as given:
-            found = problem.metrics(*given, own)
+            returned = problem.metrics(*given, own)
         owners = {**self.reserved} if split == "test" else {}
-        values = _validated(found, function, r, owners)
+        values = _validated(returned, function, r, owners)
         for metric in self.user_metrics:
             if metric.of_scores:
                 labels = torch.from_numpy(problem.test_labels().copy())
@@ -129,15 +124,15 @@ class ScoredProblem:
             else:
                 continue
             with user_code_errors(f"the metric {metric.title}", clients=clients):
-                found = metric.given(*arguments)
-            found = found if isinstance(found, Mapping) else {metric.title: found}
-            unknown = [name for name in metric.maximised if name not in found]
+                returned = metric.given(*arguments)
+            returned = returned if isinstance(returned, Mapping) else {metric.title: returned}
+            unknown = [name for name in metric.maximised if name not in returned]
             if unknown:
                 raise ContractError(
                     f"{metric.title}.maximise refers to the metric {unknown[0]!r}: expected one of "
-                    f"{', '.join(map(repr, found))}"
+                    f"{', '.join(map(repr, returned))}"
                 )
-            values |= _validated(found, f"the metric {metric.title}", r, owners)
+            values |= _validated(returned, f"the metric {metric.title}", r, owners)
         return values
 
     def warn_of_nan(self, values: Mapping[Column, float], r: int, where: str, row: int | None) -> None:
@@ -147,7 +142,9 @@ class ScoredProblem:
             where: the rows of the scores, with "{}" for a number.
             row: the first row whose scores are not finite, if any.
         """
-        new = [one for one, value in values.items() if math.isnan(value) and one not in self._undefined]
+        new = [
+            column for column, value in values.items() if math.isnan(value) and column not in self._undefined
+        ]
         if not new:
             return
         self._undefined.update(new)
@@ -155,7 +152,7 @@ class ScoredProblem:
         if row is not None:
             cause = f"the network's output for {where.format(row)} is not finite"
             cause += ", at the starting point: check the data of that row" if r == 0 else ""
-        warning(f"nan after round {r} in {', '.join(one.name for one in new)}: {cause}")
+        warning(f"nan after round {r} in {', '.join(column.name for column in new)}: {cause}")
 
 
 class SplitMetrics(Evaluation):
@@ -169,11 +166,11 @@ class SplitMetrics(Evaluation):
         self._scored, self._comm, problem = scored, comm, scored.problem
         with collective_errors(comm, ValueError):
             with user_code_errors(f"{type(problem).__name__}.tested_on"):
-                train = ["train"] if "train" in on else []
-                others = {name: problem.tested_on(name) for name in (VALIDATION, *train)}
+                names = [VALIDATION, *(["train"] if "train" in on else [])]
+                others = {name: split for name in names if (split := problem.tested_on(name))}
             if on:
                 scored.expect_splits(f"run.evaluate_on = {list(on)}", "expected []")
-        self._splits = {"test": problem} | {name: one for name, one in others.items() if one}
+        self._splits = {"test": problem} | others
 
     @property
     def rows(self) -> dict[str, int]:  # type: ignore[override]
@@ -186,10 +183,10 @@ class SplitMetrics(Evaluation):
             with collective_errors(self._comm, ValueError):
                 if self._comm.rank == 0:
                     by_name = self._scored.values(problem, named, predictions, point.round, split)
-                    found = {self._scored.column(name, split): value for name, value in by_name.items()}
+                    by_column = {self._scored.column(name, split): value for name, value in by_name.items()}
                     where, row = f"row {{}} of the {split} split", _non_finite_row(predictions)
-                    self._scored.warn_of_nan(found, point.round, where, row)
-                    values |= found
+                    self._scored.warn_of_nan(by_column, point.round, where, row)
+                    values |= by_column
                     if split == "test":
                         self.details = evaluation_details(problem, predictions, point.round)
         return values
@@ -362,14 +359,14 @@ def _validated(values, function: str, r: int, owners: dict[str, str]) -> dict[st
         owners: name of each metric so far → what it belongs to; the new names are added.
     """
     try:
-        found = expect_metrics(values)
-        for name in found:
+        metrics = expect_metrics(values)
+        for name in metrics:
             if name in owners:
                 raise ContractError(f"{owners[name]} has a metric {name!r} already: choose another name")
     except ContractError as error:
         raise ContractError(f"{function} after round {r}: {error}") from None
-    owners |= dict.fromkeys(found, function)
-    return found
+    owners |= dict.fromkeys(metrics, function)
+    return metrics
 
 
 def expect_metrics(values) -> dict[str, float]:
@@ -419,7 +416,7 @@ def client_summary(table: Mapping[Column, np.ndarray]) -> dict[Column, float]:
         defined = values[~np.isnan(values)]
         defined = defined if len(defined) else np.array([np.nan])
         quantiles = np.quantile(defined, np.array(QUANTILES) / 100)
-        found = {"mean": defined.mean()} | {f"q{percent}": q for percent, q in zip(QUANTILES, quantiles)}
-        found["worst"] = defined.min() if column.maximised else defined.max()
-        summary |= {column._replace(statistic=name): float(value) for name, value in found.items()}
+        statistics = {"mean": defined.mean()} | {f"q{percent}": q for percent, q in zip(QUANTILES, quantiles)}
+        statistics["worst"] = defined.min() if column.maximised else defined.max()
+        summary |= {column._replace(statistic=name): float(value) for name, value in statistics.items()}
     return summary

@@ -73,7 +73,7 @@ class Simulation:
         problem: the prepared problem, in the method's family; ``blocks``: its variables.
         round: number of completed rounds.
         shared, clients: the records; ``clients`` has one row per client of this rank.
-        placement: of the clients on the ranks.
+        placement: of the clients on the ranks; ``hosted``: numbers of this rank's clients.
         files: the data files read, by name.
         note: why clients are looped over although they could be vectorised; "" if there is no reason to say.
     """
@@ -128,10 +128,10 @@ class Simulation:
         self.files = files | self.problem.files
         self.placement = place_clients(config, self.problem, comm)
         transport = choose_transport(comm, self.device, config.run.transport, exact)
-        clients = len(self.placement.clients_of(comm.rank))
+        self.hosted = self.placement.clients_of(comm.rank)
         with collective_errors(comm, ValueError, OSError):
             memory = Allocation(
-                config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
+                config.algorithm, self.problem, len(self.hosted), self.dtype, self.device, config.regularize
             )
         self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
