@@ -91,10 +91,10 @@ def test_every_folder_is_a_room():
 
 @pytest.mark.parametrize("library, users", USERS.items(), ids=USERS)
 def test_one_place_for_a_library(library, users):
-    found = {
+    files = {
         file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))
     }
-    assert found and all(file.startswith(users) for file in found), found
+    assert files and all(file.startswith(users) for file in files), files
 
 
 def test_output_is_printed_by_functions_that_escape_control_characters():

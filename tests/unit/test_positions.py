@@ -37,7 +37,7 @@ def different_parts(function, *arguments):
     return [
         (first, last)
         for first, last in PARTS
-        if not all(map(torch.equal, evaluated(first, last), (one[first:last] for one in whole)))
+        if not all(map(torch.equal, evaluated(first, last), (rows[first:last] for rows in whole)))
     ]
 
 
