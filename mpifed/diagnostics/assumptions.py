@@ -34,9 +34,10 @@ from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.core.estimates import hill, lipschitz, top_values
 from mpifed.core.solvers import Budget
-from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import deterministic, threads
-from mpifed.simulation.full_data import TAIL, gather_rows, noise_squares, rounding, tail_of
+from mpifed.parallel.comm import SerialComm, collective_errors, gather_rows
+from mpifed.parallel.devices import threads
+from mpifed.parallel.reproducibility import deterministic
+from mpifed.simulation.full_data import TAIL, noise_squares, rounding, tail_of
 from mpifed.simulation.setup import default_dtype, resolve_reduction
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.stationarity import Functions
@@ -125,7 +126,7 @@ class _Estimator:
         )
         with collective_errors(self.comm, ValueError):
             local, local_norms = self._local_clients(r, point, mean_gradient)
-        clients, norms = (gather_rows(self.comm, self.counts, table) for table in (local, local_norms))
+        clients, norms = (gather_rows(self.comm, table, self.counts) for table in (local, local_norms))
         self._before = point
         if self.comm.rank:
             return []

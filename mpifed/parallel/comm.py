@@ -18,7 +18,8 @@ from mpifed.base.errors import expect_extra, message_of
 
 __all__ = [
     "SerialComm", "MpiComm", "raise_if_any", "usable_mpi", "broadcast_text", "collective_errors",
-    "same_on_all_ranks", "CollectiveError", "LaunchError", "NO_LIBRARY",
+    "first_text", "gather_rows", "reduce_number", "texts_of_ranks", "CollectiveError", "LaunchError",
+    "NO_LIBRARY",
 ]  # fmt: skip
 
 #: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
@@ -252,13 +253,38 @@ def broadcast_text(comm: SerialComm, text: str | None, root: int = 0) -> str:
     return data.tobytes().decode(errors="surrogatepass")
 
 
-def same_on_all_ranks(comm: SerialComm, text: str) -> bool:
-    """Return whether all ranks have the same text, by its SHA-256 digest. Collective."""
-    least = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64).copy()
-    most = least.copy()
-    comm.allreduce_(least, "min")
-    comm.allreduce_(most, "max")
-    return bool(least[0] == most[0])
+def first_text(comm: SerialComm, text: str | None) -> tuple[int, str] | None:
+    """Return the first rank that has a text, and its text; ``None`` if no rank has one. Collective."""
+    rank = reduce_number(comm, comm.size if text is None else comm.rank, "min")
+    return (rank, broadcast_text(comm, text, rank)) if rank < comm.size else None
+
+
+def texts_of_ranks(comm: SerialComm, text: str) -> list[str]:
+    """Return the texts of all ranks, which are sent only if their SHA-256 digests differ. Collective."""
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64)
+    digests = gather_rows(comm, digest[None])
+    if (digests == digests[0]).all():
+        return [text] * comm.size
+    return [broadcast_text(comm, text, rank) for rank in range(comm.size)]
+
+
+def gather_rows(comm: SerialComm, rows: np.ndarray, counts: list[int] | None = None) -> np.ndarray:
+    """Return the rows ``[n, columns]`` of all ranks one below another, ``[N, columns]``. Collective.
+
+    Args:
+        counts: number of rows of each rank. Default: one.
+    """
+    counts, width = counts or [1] * comm.size, rows.shape[1]
+    gathered = np.empty(sum(counts) * width, rows.dtype)
+    comm.allgatherv(np.ascontiguousarray(rows).reshape(-1), gathered, [count * width for count in counts])
+    return gathered.reshape(sum(counts), width)
+
+
+def reduce_number(comm: SerialComm, number: float, op: str = "sum"):
+    """Return the "sum", "max" or "min" of one number per rank, an integer for integers. Collective."""
+    array = np.array([number], dtype=np.float64 if isinstance(number, float) else np.int64)
+    comm.allreduce_(array, op)
+    return array[0].item()
 
 
 def raise_if_any(comm: SerialComm, error: str | None) -> None:
@@ -267,11 +293,9 @@ def raise_if_any(comm: SerialComm, error: str | None) -> None:
     Raises:
         CollectiveError: with the message of the first rank that has one.
     """
-    first = np.array([comm.size if error is None else comm.rank], dtype=np.int64)
-    comm.allreduce_(first, "min")
-    if first[0] < comm.size:
-        message = broadcast_text(comm, error, int(first[0]))
-        where = f" (on rank {first[0]})" if first[0] else ""
+    if first := first_text(comm, error):
+        rank, message = first
+        where = f" (on rank {rank})" if rank else ""
         sentence, newline, more = message.partition("\n")
         raise CollectiveError(f"{sentence}{where}{newline}{more}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, gather_rows
 from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.parallel.tree import PartialSums
 
@@ -59,8 +59,8 @@ def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
         for value, out in zip(left, outs):
             if value < 0:
                 values[value] = out[columns]
-        for out, one, other in adds:
-            np.add(values[one], values[other], out=values[out])
+        for out, first, second in adds:
+            np.add(values[first], values[second], out=values[out])
         for value, out in zip(left, outs):
             if value >= 0 or total != 1.0:
                 np.divide(values[value], dtype.type(total), out=out[columns])
@@ -221,8 +221,7 @@ class SharedExchange(Exchange):
 
     def __init__(self, nodes: Nodes, slots: int, of_node: int, size: int, dtype: np.dtype, count: Count):
         self._nodes, self._node, self._count = nodes, nodes.node, count
-        numbers, width = np.empty(self._node.size, dtype=np.int64), padded(size)
-        self._node.allgatherv(np.array([slots]), numbers, [1] * self._node.size)
+        numbers, width = gather_rows(self._node, np.array([[slots]]))[:, 0].tolist(), padded(size)
         several, first = len(nodes.firsts) > 2, self._node.rank == 0
         rows = slots + first * (1 + several * of_node)
         memory = share_memory(nodes.comm, self._node, HEAD + dtype.itemsize * int(rows * width))
@@ -233,7 +232,6 @@ class SharedExchange(Exchange):
         self.result, self._rows = lead[0, :size], lead[1:]
         leaders = nodes.leaders
         self._leaders = leaders and MessageExchange(leaders, self._rows, self.result, self._count_bytes)
-        self._node_sums: dict[PartialSums, PartialSums] = {}
 
     def _count_bytes(self, start: float, nbytes: int) -> None:
         self._count(time.perf_counter(), nbytes)  # `finish` counts the time
@@ -242,13 +240,13 @@ class SharedExchange(Exchange):
         start, controls = time.perf_counter(), self._controls
         controls[self._node.rank][0] = control
         self._barrier()
-        common = sum(float(one[0]) for one in controls)
+        common = sum(float(of_rank[0]) for of_rank in controls)
         several = len(self._nodes.firsts) > 2
         nbytes = self._add(sums, 1.0 if several else total, several)
         self._barrier()
         if several:
             if self._leaders:
-                controls[0][1] = self._leaders.finish(self._of_nodes(sums), total, common)
+                controls[0][1] = self._leaders.finish(sums.between(self._nodes.firsts), total, common)
             self._barrier()
             common = float(controls[0][1])
         self._count(start, nbytes + self.result.nbytes if self._nodes.comm.size > 1 else 0)
@@ -275,9 +273,3 @@ class SharedExchange(Exchange):
         if parts and columns.stop > columns.start:
             add_up(adds, parts, outs, total)
         return sum(part.nbytes for part in parts)
-
-    def _of_nodes(self, sums: PartialSums) -> PartialSums:
-        """Return the partial sums of the nodes."""
-        if sums not in self._node_sums:
-            self._node_sums = {sums: sums.between(self._nodes.firsts)}
-        return self._node_sums[sums]

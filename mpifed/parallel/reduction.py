@@ -67,7 +67,7 @@ class _Reduction:
         first, self._on_cpu = sums[0], sums[0].device.type == "cpu"
         self._one_client = hosted == capacity == 1
         self.rows = first.view(1, -1) if self._one_client else first.new_zeros(max(capacity, 1), len(first))
-        self._sums: list[Any] = [one.numpy() for one in sums] if self._on_cpu else sums
+        self._sums: list[Any] = [partial.numpy() for partial in sums] if self._on_cpu else sums
         self._rows: Any = self.rows.numpy() if self._on_cpu else self.rows
         self._scratch = self._rows[:0]
         self._add_arrays: Callable[..., Any] = np.add if self._on_cpu else torch.add
@@ -94,13 +94,13 @@ class _Reduction:
         if self._one_client:
             return
         count, size = members.stop - members.start, len(self._sums[0])
-        levels, pushed = self._cohort.tree.steps(members)
+        levels, new_sums = self._cohort.tree.steps(members)
         step = max(2**13, BLOCK // self.mean.itemsize // count)
-        scratch = self._workspace(sum(one for one in levels if type(one) is int), min(step, size))
+        scratch = self._workspace(sum(pairs for pairs in levels if type(pairs) is int), min(step, size))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
             rows = self._add_levels(levels, self._rows[:count, columns], scratch[:, : columns.stop - start])
-            self._carry(pushed, rows, [one[columns] for one in self._sums])
+            self._store(new_sums, rows, [partial[columns] for partial in self._sums])
 
     def _workspace(self, count: int, width: int):
         """Return memory for sums of pairs, ``[count, width]``, which is reused to avoid page faults."""
@@ -122,20 +122,20 @@ class _Reduction:
             else:
                 left, right = pairs
                 if not self._on_cpu:
-                    left, right = (to_device(one, rows.device) for one in pairs)
+                    left, right = (to_device(index, rows.device) for index in pairs)
                 rows[left] = rows[left] + rows[right]
         return rows
 
-    def _carry(self, pushed, rows, sums) -> None:
-        """Add the sums of a group to the partial sums, like a binary counter."""
-        for place, held, joined in pushed:
-            value = rows[place]
-            for number in range(held - 1, held - joined, -1):
+    def _store(self, new_sums, rows, sums) -> None:
+        """Add the sums of a group to the partial sums, see :meth:`mpifed.parallel.tree.Tree.steps`."""
+        for row, first, stored in new_sums:
+            value = rows[row]
+            for number in range(stored - 1, first, -1):
                 self._add_arrays(value, sums[number], out=value)
-            if joined:
-                self._add_arrays(sums[held - joined], value, out=sums[held - joined])
+            if first < stored:
+                self._add_arrays(sums[first], value, out=sums[first])
             else:
-                sums[held][...] = value
+                sums[first][...] = value
 
 
 class FusedReduction(_Reduction):

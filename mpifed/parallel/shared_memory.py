@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mpifed.base.log import warning
-from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors
+from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors, gather_rows
 
 __all__ = ["Nodes", "read_once_per_node", "share_memory"]
 
@@ -50,8 +50,7 @@ class Nodes:
     @functools.cache  # once per communicator, because MPI limits the number of communicators
     def from_comm(comm: SerialComm) -> Nodes:
         """Group the ranks of ``comm``. The first call is collective."""
-        first = np.empty(comm.size, dtype=np.int64)
-        comm.allgatherv(np.array([comm.node]), first, [1] * comm.size)
+        first = gather_rows(comm, np.array([[comm.node]]))[:, 0]
         firsts = (*np.unique(first).tolist(), comm.size)
         if len(firsts) == 2:
             return Nodes(comm, comm, None, firsts)
@@ -82,11 +81,9 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
         os.posix_fallocate(own, 0, nbytes)
         undo.pop_all()
     try:
-        place = np.array([os.getpid(), own, nbytes, os.fstat(own).st_ino], dtype=np.int64)
-        places = np.empty(4 * node.size, dtype=np.int64)
-        node.allgatherv(place, places, [4] * node.size)
+        places = gather_rows(node, np.array([[os.getpid(), own, nbytes, os.fstat(own).st_ino]]))
         with collective_errors(comm, OSError, RuntimeError):  # all ranks open all files before any is closed
-            return [_mapped(*one) for one in places.reshape(-1, 4).tolist()]
+            return [_mapped(*place) for place in places.tolist()]
     finally:
         os.close(own)
 

@@ -27,7 +27,13 @@ import torch
 import torch.distributed as dist
 
 from mpifed.base.log import warning
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    gather_rows,
+)
 from mpifed.parallel.devices import gpu_id, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.placement import Placement
@@ -383,11 +389,11 @@ def _addresses(comm: SerialComm) -> list[str]:
     """
     if comm.local_size == comm.size:
         return ["127.0.0.1"]
-    found = [socket.gethostname()]
+    addresses = [socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address reserved for documentation; nothing is sent
-        found.append(probe.getsockname()[0])
-    return found
+        addresses.append(probe.getsockname()[0])
+    return addresses
 
 
 def _reachable(hosts: list[str], port: int) -> str:
@@ -421,10 +427,9 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
         CollectiveError: on all ranks: the transport does not support the devices or the reduction, or cannot
             be set up.
     """
-    rows = np.empty(2 * comm.size, dtype=np.int64)
     mine = [gpu_id(device), dist.is_available() and dist.is_nccl_available()]
-    comm.allgatherv(np.array(mine, dtype=np.int64), rows, [2] * comm.size)
-    gpus, built = rows[::2].tolist(), bool(rows[1::2].all())
+    ranks = gather_rows(comm, np.array([mine], dtype=np.int64))
+    gpus, built = ranks[:, 0].tolist(), bool(ranks[:, 1].all())
     if reason := _unsuitable(wanted, gpus, built, exact):
         raise CollectiveError(reason)
     if wanted == "auto" and comm.size == 1:

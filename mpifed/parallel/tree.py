@@ -1,30 +1,33 @@
 """The fixed binary tree over the clients' numbers that determines the order of additions in ``exact`` sums.
 
 Node (l, i) covers the clients i 2^l .. (i + 1) 2^l - 1. Its value is the sum of its left and its right child;
-a child without members of the cohort is skipped. The *gap* between two neighbouring members is the level of
-the smallest node that covers both: every node adds the two parts on either side of its highest gap. A rank
-evaluates the nodes whose members are all on this rank. Only these partial sums, at most 2 log2 of the number
-of its clients, are exchanged with other ranks. The order is therefore the same for every placement.
+a child without members of the cohort is skipped. The *level between* two neighbouring members is that of the
+smallest node that covers both. This node adds the two parts of its members before and after the place between
+them. A rank evaluates the nodes whose members are all on this rank. Only these partial sums, at most 2 log2
+of the number of its clients, are exchanged with other ranks. The order is therefore the same for every
+placement.
+
+A plan is computed from ``levels``, ``[rows + 1]``: the level before each row, i.e. between it and the row
+before, and the level after the last row. A row is a member, or the sum of neighbouring members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 __all__ = ["PartialSums", "Tree", "max_partial_sums"]
 
-#: The gap before the first and after the last member: higher than every node.
+#: The level before the first and after the last member: higher than every node.
 TOP = 64
 
 
-def gaps_of(members: np.ndarray) -> np.ndarray:
-    """Return the gap before each of ``members`` (ascending) and after the last, ``[members + 1]``."""
-    gaps = np.full(len(members) + 1, TOP)
-    gaps[1:-1] = np.frexp((members[1:] ^ members[:-1]).astype(np.float64))[1]  # number of bits
-    return gaps
+def levels_between(members: np.ndarray) -> np.ndarray:
+    """Return the level before each of ``members`` (ascending) and after the last, ``[members + 1]``."""
+    levels = np.full(len(members) + 1, TOP)
+    levels[1:-1] = np.frexp((members[1:] ^ members[:-1]).astype(np.float64))[1]  # number of bits
+    return levels
 
 
 def max_partial_sums(first: int, last: int) -> int:
@@ -39,25 +42,26 @@ def max_partial_sums(first: int, last: int) -> int:
     return most
 
 
-def plan_by_level(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
+def plan_by_level(levels: np.ndarray, separate: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
     """Plan the additions of all complete nodes, level by level.
 
     Args:
-        gaps: ``[rows + 1]``, see :func:`gaps_of`.
-        closed: ``[rows]``, whether a row must not be added to earlier rows.
+        levels: ``[rows + 1]``.
+        separate: ``[rows]``, whether a row must not be added to earlier rows.
 
     Returns:
-        The additions of each level, the final positions of the sums, and the first row of each sum. A level
-        is either a number n, if the rows 0 and 1, 2 and 3, ... (n pairs) are added and become the rows
-        0 .. n-1, the only ones left; or indices (left, right) of rows that are added in place, left += right.
+        The additions of each level, the final positions of the sums, and the first row of each sum. A level's
+        additions are either a number n, if the rows 0 and 1, 2 and 3, ... (n pairs) are added and become the
+        rows 0 .. n-1, the only ones left; or indices (left, right) of rows that are added in place,
+        left += right.
     """
     steps: list = []
-    starts = np.arange(len(closed))
+    starts = np.arange(len(separate))
     places = starts
-    for level in np.unique(gaps[:-1][~closed]):
-        own = gaps[starts]
-        after = np.append(own[1:], gaps[-1])
-        complete = (own == level) & ~closed[starts] & (np.roll(own, 1) > level) & (after > level)
+    for level in np.unique(levels[:-1][~separate]):
+        before = levels[starts]
+        after = np.append(before[1:], levels[-1])
+        complete = (before == level) & ~separate[starts] & (np.roll(before, 1) > level) & (after > level)
         right = np.flatnonzero(complete)
         if not len(right):
             continue
@@ -79,38 +83,40 @@ def _index(rows: np.ndarray):
     return rows
 
 
-def plan_one_by_one(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Plan the same additions one by one, with as few intermediate values as possible.
+def plan_one_by_one(levels: Sequence[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Plan the additions of all complete nodes one by one, with as few intermediate values as possible.
+
+    Args:
+        levels: ``[rows + 1]``; the first row is not added to earlier rows.
 
     Returns:
         Triples (out, left, right), and the final values. A value of at least 0 is a row; -1, -2, ... are
         intermediate values.
     """
-    adds, stack = [], []
-    for row in range(len(closed)):
-        stack.append((row, row))
-        while len(stack) > 1:
-            (before, left), (start, right) = stack[-2:]
-            if closed[start] or gaps[start] >= min(gaps[before], gaps[row + 1]):
-                break
-            stack.pop()
-            adds.append((-len(stack), left, right))
-            stack[-1] = (before, -len(stack))
+    adds, stack = [], []  # the stack has the level before each value, and the value
+    for row, after in enumerate(levels[1:]):
+        stack.append((levels[row], row))
+        while len(stack) > 1 and stack[-1][0] < min(stack[-2][0], after):
+            _, right = stack.pop()
+            before, left = stack.pop()
+            value = -1 - len(stack)
+            adds.append((value, left, right))
+            stack.append((before, value))
     return adds, [value for _, value in stack]
 
 
-@dataclass(frozen=True, eq=False)
 class PartialSums:
-    """The partial sums of all ranks, and the order in which they are added.
+    """The partial sums of all ranks, and the order in which they are added. Plans are computed once.
 
-    Attributes:
+    Args:
         counts: number of partial sums per rank.
-        gaps: ``[partial sums + 1]``, the gaps between neighbours; the lowest is added first.
+        levels: ``[partial sums + 1]``.
     """
 
-    counts: tuple[int, ...]
-    gaps: np.ndarray
-    _within: dict[tuple[int, int], tuple] = field(default_factory=dict)
+    def __init__(self, counts: tuple[int, ...], levels: np.ndarray):
+        self.counts, self._levels = counts, levels
+        self._within: dict[tuple[int, int], tuple] = {}
+        self._between: dict[tuple[int, ...], PartialSums] = {}
 
     @classmethod
     def of_ranks(cls, nodes: Sequence[int]) -> PartialSums:
@@ -120,23 +126,23 @@ class PartialSums:
             nodes: the first rank of each node, then the number of ranks.
         """
         ranks = nodes[-1]
-        gaps = [rank + (rank in nodes) * ranks for rank in range(1, ranks)]
-        return cls((1,) * ranks, np.array([2 * ranks, *gaps, 2 * ranks]))
+        levels = [rank + (rank in nodes) * ranks for rank in range(1, ranks)]
+        return cls((1,) * ranks, np.array([2 * ranks, *levels, 2 * ranks]))
 
     @classmethod
-    def of_groups(cls, gaps: np.ndarray, counts: np.ndarray) -> PartialSums:
+    def of_groups(cls, levels: np.ndarray, counts: np.ndarray) -> PartialSums:
         """Return the partial sums that remain when each rank or node has added what it can of its own rows.
 
         Args:
-            gaps: ``[rows + 1]``, see :func:`gaps_of`.
+            levels: ``[rows + 1]``.
             counts: number of consecutive rows of each rank or node.
         """
         ends = np.cumsum(counts)
-        closed = np.zeros(len(gaps) - 1, dtype=bool)
-        closed[(ends - counts)[counts > 0]] = True
-        starts = plan_by_level(gaps, closed)[-1]
+        separate = np.zeros(len(levels) - 1, dtype=bool)
+        separate[(ends - counts)[counts > 0]] = True
+        starts = plan_by_level(levels, separate)[-1]
         partials = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(counts))
-        return cls(tuple(partials.tolist()), np.append(gaps[starts], gaps[-1]))
+        return cls(tuple(partials.tolist()), np.append(levels[starts], levels[-1]))
 
     @property
     def all(self) -> tuple:
@@ -147,14 +153,15 @@ class PartialSums:
         """Return the plan of all additions among the ranks ``first .. last - 1``."""
         if (first, last) not in self._within:
             start, stop = sum(self.counts[:first]), sum(self.counts[:last])
-            adds = plan_one_by_one(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
-            self._within[first, last] = adds
+            self._within[first, last] = plan_one_by_one(self._levels[start : stop + 1].tolist())
         return self._within[first, last]
 
-    def between(self, nodes: Sequence[int]) -> PartialSums:
+    def between(self, nodes: tuple[int, ...]) -> PartialSums:
         """Return the partial sums of the nodes; ``nodes`` as for :meth:`of_ranks`."""
-        counts = [sum(self.counts[first:last]) for first, last in zip(nodes, nodes[1:])]
-        return PartialSums.of_groups(self.gaps, np.array(counts))
+        if nodes not in self._between:
+            counts = [sum(self.counts[first:last]) for first, last in zip(nodes, nodes[1:])]
+            self._between[nodes] = PartialSums.of_groups(self._levels, np.array(counts))
+        return self._between[nodes]
 
 
 class Tree:
@@ -168,18 +175,20 @@ class Tree:
     """
 
     def __init__(self, members: np.ndarray, counts: np.ndarray, rank: int):
-        self._gaps = gaps_of(members)
-        self.sums = PartialSums.of_groups(self._gaps, counts)
+        self._levels = levels_between(members)
+        self.sums = PartialSums.of_groups(self._levels, counts)
         self._first = int(counts[:rank].sum())
-        self._stacks: dict[int, list[int]] = {0: []}
+        #: Number of members added so far → the levels before the partial sums that are then stored.
+        self._stored: dict[int, list[int]] = {0: []}
         self._steps: dict[tuple[int, int], tuple] = {}
 
     def steps(self, members: slice) -> tuple[list, list[tuple[int, int, int]]]:
         """Plan the additions for the rows of this rank's ``members``, after all earlier ones.
 
         Returns:
-            The additions among the rows, see :func:`plan_by_level`. Then, for each resulting sum: its row,
-            the number of partial sums stored so far, and how many of them, from the last, it is added to.
+            The additions among the rows, see :func:`plan_by_level`. Then a triple (row, first, stored) for
+            each resulting sum: the partial sums ``first .. stored - 1``, the last of those stored so far, are
+            added to it, and it is stored as number ``first``.
         """
         key = members.start, members.stop
         if key not in self._steps:
@@ -187,14 +196,14 @@ class Tree:
         return self._steps[key]
 
     def _plan(self, start: int, stop: int) -> tuple:
-        gaps = self._gaps[self._first + start : self._first + stop + 1]
-        levels, places, starts = plan_by_level(gaps, np.arange(stop - start) == 0)
-        stack, pushed, ends = list(self._stacks[start]), [], [*starts.tolist()[1:], stop - start]
+        levels = self._levels[self._first + start : self._first + stop + 1]
+        additions, places, starts = plan_by_level(levels, np.arange(stop - start) == 0)
+        before, sums, ends = list(self._stored[start]), [], [*starts.tolist()[1:], stop - start]
         for place, row, end in zip(places.tolist(), starts.tolist(), ends):
-            held = len(stack)
-            stack.append(int(gaps[row]))
-            while len(stack) > 1 and stack[-1] < min(stack[-2], gaps[end]):
-                stack.pop()
-            pushed.append((place, held, held + 1 - len(stack)))
-        self._stacks[stop] = stack
-        return levels, pushed
+            stored = len(before)
+            before.append(int(levels[row]))
+            while len(before) > 1 and before[-1] < min(before[-2], levels[end]):
+                before.pop()
+            sums.append((place, len(before) - 1, stored))
+        self._stored[stop] = before
+        return additions, sums

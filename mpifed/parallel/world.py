@@ -118,11 +118,11 @@ def process_name() -> str:
 
 def _ancestors() -> set[int]:
     """Return the numbers of this process and its ancestors; empty if they are unknown."""
-    found, process = set(), os.getpid()
-    while process > 0 and process not in found:
-        found.add(process)
+    ancestors, process = set(), os.getpid()
+    while process > 0 and process not in ancestors:
+        ancestors.add(process)
         try:  # the name of the program, in parentheses, may contain any character
             process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
         except OSError:
             break
-    return found
+    return ancestors

@@ -20,9 +20,9 @@ from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
-from mpifed.parallel.devices import differences, machine
+from mpifed.parallel.reproducibility import differences, machine
 from mpifed.running.recorder import Recorder
-from mpifed.simulation.setup import digests, expect_same
+from mpifed.simulation.data_agreement import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
 from mpifed.storage.files import RUN_FILE, round_of
@@ -366,7 +366,7 @@ def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column
 
 def _sizes(simulation: Simulation) -> dict:
     """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
-    clients = [simulation.placement.clients, simulation.client_rows().shape[1]]
+    clients = [simulation.problem.clients, simulation.client_rows().shape[1]]
     whole = {name: len(values) for name, values in simulation.arrays().items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
 

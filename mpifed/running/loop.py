@@ -20,8 +20,9 @@ from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, summary
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import deterministic, keep_freed_memory, threads, warn_if_machines_differ
+from mpifed.parallel.devices import keep_freed_memory, threads
 from mpifed.parallel.placement import Cohort
+from mpifed.parallel.reproducibility import deterministic, warn_if_machines_differ
 from mpifed.running.callbacks import Callbacks, TensorBoard
 from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce
 from mpifed.running.recorder import Recorder
@@ -317,11 +318,11 @@ def _first_metrics(metrics: Mapping[str, float], width: int | None) -> str:
 
 def _layout(simulation: Simulation, comm: SerialComm) -> str:
     """Describe the work of this rank for its log."""
-    layout, hosted = simulation.describe(), simulation.placement.clients_of(comm.rank)
+    layout, hosted = simulation.describe(), simulation.hosted
     clients = f"clients {hosted[0]} to {hosted[-1]}" if len(hosted) else "no clients"
     return (
         f"device {layout['device']}, {layout['threads']} thread(s), {clients} ({len(hosted)} of "
-        f"{simulation.placement.clients}), group {layout['group']}, messages by {layout['transport']}"
+        f"{simulation.problem.clients}), group {layout['group']}, messages by {layout['transport']}"
     )
 
 

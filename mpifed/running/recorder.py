@@ -21,8 +21,9 @@ from mpifed.base.versions import versions
 from mpifed.core.metrics import Details
 from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.devices import machine, peak_memory
-from mpifed.simulation.setup import files_to_json
+from mpifed.parallel.devices import peak_memory
+from mpifed.parallel.reproducibility import machine
+from mpifed.simulation.data_agreement import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.history import row_type
@@ -223,7 +224,7 @@ class Recorder:
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
             for block in self.blocks:
-                unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
+                unknown = np.full((len(self.costs) - 1, self.sizes[block]), np.nan)
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
     @property

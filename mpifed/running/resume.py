@@ -18,7 +18,8 @@ from mpifed.core.autodiff import PLAIN
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.checkpointing import Snapshot, expect_state, writer_version
 from mpifed.running.result import Result, broadcast, load
-from mpifed.simulation.setup import data_change, digests, files_from_table, read_files
+from mpifed.simulation.data_agreement import data_change, digests, files_from_table
+from mpifed.simulation.setup import read_files
 from mpifed.storage import checkpoint
 from mpifed.storage.files import RUN_FILE, TRIED
 from mpifed.storage.folder import Folder, NotWritable

@@ -38,7 +38,7 @@ from mpifed.core.oracle import EVALUATIONS, ORACLES, Oracle
 from mpifed.core.problem import Problem, is_analytic, starting_point, user_problem
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors, first_text, reduce_number
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.settings import SimulationSettings
 
@@ -163,9 +163,8 @@ def choose_group(
 
 def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
     """Return the minimum and maximum number of rows of all clients' full batches. Collective."""
-    ends = np.array([-sampler.sizes.min(initial=2**62), sampler.sizes.max(initial=0)], dtype=np.int64)
-    comm.allreduce_(ends, "max")
-    return int(-ends[0]), int(ends[1])
+    least = reduce_number(comm, sampler.sizes.min(initial=2**62), "min")
+    return least, reduce_number(comm, sampler.sizes.max(initial=0), "max")
 
 
 def _parameters(problem: Problem) -> int:
@@ -208,9 +207,8 @@ def _evaluation_error(oracle: Oracle, point: list[torch.Tensor], count: int, com
         except Exception as error:  # user code may raise anything; the loop raises it again
             message = " ".join(str(error).partition("\n\n")[0].split())
             text = f"{type(error).__name__}: {short_repr(message.partition('. ')[0])}"
-    first = np.array([comm.rank if text else comm.size], dtype=np.int64)
-    comm.allreduce_(first, "min")
-    return broadcast_text(comm, text, int(first[0])) if first[0] < comm.size else ""
+    first = first_text(comm, text or None)
+    return first[1] if first else ""
 
 
 @torch.no_grad()
@@ -246,19 +244,14 @@ def _depends_on_position(sampler: Sampler, evaluation: Evaluation, largest: int,
     """Return whether a client's results depend on its position in a group, or on its size. Collective.
 
     Args:
-        sampler: provides the problem and the settings of samples.
-        evaluation: options of the evaluation of losses.
         largest: size of the largest group.
 
     Raises:
         CollectiveError: on all ranks: a rank cannot read the data of the first or the last client.
     """
-    differs = False
     with collective_errors(comm, ValueError, OSError):
         differs = _differs(sampler, evaluation, largest)
-    found = np.array([differs], dtype=np.int64)
-    comm.allreduce_(found, "max")
-    return bool(found[0])
+    return bool(reduce_number(comm, differs, "max"))
 
 
 @torch.no_grad()

@@ -7,10 +7,68 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from mpifed.base.errors import user_code_errors
+from mpifed.base.log import warning
+from mpifed.base.plugins import plugin_of
+from mpifed.base.settings import title
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.metrics import Column
 from mpifed.core.problem import Operator, Problem, named_point, user_problem
 from mpifed.core.sets import Zero
+from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
 
-__all__ = ["infeasibility", "projections"]
+__all__ = ["Feasibility", "infeasibility", "projections"]
+
+
+class Feasibility(Evaluation):
+    """Warns about the first evaluated point outside the problem's sets. It has no column of the history.
+
+    Args:
+        out: folder of the run, for the warning.
+
+    Attributes:
+        infeasible: describes that point; "" if there is none.
+    """
+
+    def __init__(self, problem: Problem, method: Algorithm, comm: SerialComm, out: str):
+        self._problem, self._method, self._comm, self._out = problem, method, comm, out
+        self._sets = projections(problem)
+        self.infeasible = ""
+
+    def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
+        if self.infeasible or not self._sets:
+            return {}
+        problem, variables = self._problem, self._problem.variables()
+        named = [variables.unflatten(block, flat) for block, flat in zip(variables, point.blocks)]
+        with (
+            collective_errors(self._comm, ValueError),
+            user_code_errors(f"the sets of {title(problem)}", point.round),
+        ):
+            distance = infeasibility(problem, self._sets, named)
+        if distance:
+            self.infeasible = f"{distance} after round {point.round}"
+            if self._comm.rank == 0:
+                warning(
+                    f"{self._out}: {self.infeasible}: {self._remedy(point)} (results and reports mark the "
+                    "run as infeasible)"
+                )
+        return {}
+
+    def _remedy(self, point: EvaluatedPoint) -> str:
+        method = self._method
+        if not (point.round or method.start):
+            return f"initial() of {title(self._problem)} must return a point in the sets"
+        if plugin_of(type(method)):
+            return (
+                f"{title(method)} must project new points by oracle.sets and now.sets, or reject problems "
+                "with sets by constrained = False"
+            )
+        largest = max(float(block.abs().max()) for block in point.blocks)  # methods of the package project
+        return (
+            f"the run diverges, with coordinates up to {largest:.2g}: reduce the step sizes, or set "
+            "run.dtype = 'float64'"
+        )
 
 
 def projections(problem: Problem) -> list[tuple[str, Callable]]:

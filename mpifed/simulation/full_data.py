@@ -5,8 +5,8 @@ their rows; if a loss turns out not to be a mean over rows, all rows of a client
 mean over clients is reduced like the messages of the run, so under ``reduction = "exact"`` it is bitwise
 identical for every number of ranks.
 
-The noise at a point is ∇f_n(z; ξ) - ∇f_n(z), for samples ξ with the job's batch size and noise. No run uses
-the addresses of these samples, so its results do not change.
+The noise at a point is ∇f_n(z; ξ) - ∇f_n(z), for samples ξ with the job's batch size and noise. Fine-tuned
+points take steps with such samples. No run uses the addresses of these samples, so its results do not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from mpifed.core.estimates import Tail, hill
 from mpifed.core.oracle import ORACLES, MinimaxOracle
 from mpifed.core.problem import Game, Problem, defines
 from mpifed.core.sampling import Sample, Sampler
-from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.comm import collective_errors, gather_rows
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
+from mpifed.simulation.options import Personalize
 
-__all__ = ["TAIL", "FullData", "gather_rows", "noise_squares", "noise_tail", "rounding", "tail_of"]
+__all__ = ["TAIL", "FullData", "fine_tuned", "noise_squares", "noise_tail", "rounding", "tail_of"]
 
 #: Maximum number of rows per evaluation, which bounds the memory of a network's activations.
 ROWS = 1024
@@ -210,6 +211,27 @@ def _copied(columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.clone, columns))
 
 
+def fine_tuned(
+    full: FullData, settings: Personalize, position: int, point: torch.Tensor, r: int
+) -> torch.Tensor:
+    """Return the point ``[d]`` after stochastic gradient steps of a client: descent in x and ascent in y.
+
+    The steps use the job's batch size and noise, and the projections onto the problem's sets.
+
+    Args:
+        position: position of the client on this rank.
+        r: number of completed rounds, for the addresses of the samples.
+    """
+    point, sets = point.clone(), full.problem.sets
+    sizes = tuple(full.blocks.sizes.values())
+    for number in range(settings.steps):
+        gradient = full.stochastic(position, number, ROUNDS + r, point)
+        for name, block, slope in zip(full.blocks, point.split(sizes), gradient.split(sizes)):
+            block.add_(slope, alpha=-settings.step_size if name == "x" else settings.step_size)
+            block.copy_(getattr(sets, name)(block))
+    return point
+
+
 def rounding(vector: torch.Tensor, least: float = 0.0) -> float:
     """Return a bound on the norm of rounding errors in a vector whose norm is taken as ``least`` or more."""
     return ROUNDING * torch.finfo(vector.dtype).eps * max(least, float(vector.norm()))
@@ -247,18 +269,10 @@ def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: t
             with user_code_errors(type(full.problem).__name__, None, "", [client]):
                 squares = noise_squares(full, position, r, samples, point, full.local(position, point))
             norms[position] = np.sqrt(squares.sum(axis=1))
-    return tail_of(gather_rows(full.comm, counts, norms))
+    return tail_of(gather_rows(full.comm, norms, counts))
 
 
 def tail_of(norms: np.ndarray) -> Tail:
     """Estimate the tail index of norms ``[clients, samples]``, each divided by its client's median."""
     medians = np.median(norms, axis=1, keepdims=True)
     return hill((norms / np.where(medians > 0, medians, 1.0)).reshape(-1))
-
-
-def gather_rows(comm: SerialComm, counts: list[int], rows: np.ndarray) -> np.ndarray:
-    """Gather the rows of all ranks' clients, ``[N, columns]``. Collective."""
-    width = rows.shape[1]
-    gathered = np.empty(sum(counts) * width)
-    comm.allgatherv(np.ascontiguousarray(rows).reshape(-1), gathered, [n * width for n in counts])
-    return gathered.reshape(-1, width)

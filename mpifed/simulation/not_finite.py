@@ -1,24 +1,36 @@
-"""Values that are not finite: which client's message, which fields, and the likely cause.
+"""Values that are not finite: which client's message, which fields, which row, and the likely cause.
 
-All ranks raise the same error together, because they see the same average and the same ``shared``.
+All ranks raise the same error together, because they see the same average and the same ``shared``. A sample
+whose gradient is not finite at the starting point is an error in the data or in the problem's functions, such
+as a division by the norm of a row of zeros. Step sizes have no influence on it. One gradient at the starting
+point is evaluated before the first round, and shows functions that fail.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from mpifed.base.errors import user_code_errors
+from mpifed.base.nested import leaves
 from mpifed.core.numerics import all_finite
-from mpifed.core.oracle import Oracle
+from mpifed.core.oracle import EVALUATIONS, Oracle
+from mpifed.core.problem import starting_point, user_problem
 from mpifed.core.records import Layout, State
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
+from mpifed.core.sampling import Sample
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    collective_errors,
+    first_text,
+    reduce_number,
+)
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
-from mpifed.simulation.start_point import non_finite_row
 
-__all__ = ["FiniteValues", "NonFiniteError", "expect_finite_shared"]
+__all__ = ["FiniteValues", "NonFiniteError", "expect_finite_shared", "expect_gradient"]
 
 #: Represents no client in a minimum over ranks.
 _NO_CLIENT = np.iinfo(np.int64).max
@@ -71,25 +83,21 @@ class FiniteValues:
         """
         if stage.reduction.mean_is_finite():
             return
-        client = np.array([first.client if first else _NO_CLIENT], dtype=np.int64)
-        self._comm.allreduce_(client, "min")
-        if client[0] == _NO_CLIENT:
+        client = reduce_number(self._comm, first.client if first else _NO_CLIENT, "min")
+        if client == _NO_CLIENT:
             raise NonFiniteError(
                 f"non-finite value in round {r}: the sum of finite messages overflows in phase "
                 f"{stage.phase.name!r}: reduce the step sizes"
             )
-        hosts_client = first is not None and first.client == client[0]
-        owner = np.array([self._comm.rank if hosts_client else self._comm.size], dtype=np.int64)
-        self._comm.allreduce_(owner, "min")
-        text = self._described(stage, first) if first and hosts_client else ""
-        text = broadcast_text(self._comm, text, int(owner[0]))
-        raise NonFiniteError(f"non-finite value in round {r}: client {client[0]}, {text}")
+        text = self._described(stage, first) if first and first.client == client else None
+        _, text = first_text(self._comm, text) or (0, "")
+        raise NonFiniteError(f"non-finite value in round {r}: client {client}, {text}")
 
-    def _described(self, stage: Stage, found: _NonFiniteMessage) -> str:
+    def _described(self, stage: Stage, first: _NonFiniteMessage) -> str:
         """Describe a message that is not finite: its fields and the likely cause."""
-        fields = _non_finite_fields(stage.mean.layout, found.message)
-        position = int(np.flatnonzero(self._hosted == found.client)[0])
-        rows = non_finite_row(self._oracle, position) if self._known_start else ""
+        fields = _non_finite_fields(stage.mean.layout, first.message)
+        position = int(np.flatnonzero(self._hosted == first.client)[0])
+        rows = _non_finite_row(self._oracle, position) if self._known_start else ""
         cause = (
             f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
             "size changes: check these data for values at which the problem's functions are undefined, such "
@@ -125,3 +133,87 @@ def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
         if any(bad[start:stop].any() for start, stop in parts)
     ]
     return f"field {names[0]}" if len(names) == 1 else f"fields {', '.join(names[:-1])} and {names[-1]}"
+
+
+@torch.no_grad()
+def expect_gradient(oracle: Oracle, uses_full_batches: bool, comm: SerialComm) -> None:
+    """Evaluate the gradient of this rank's client with the fewest rows, forward and backward. Collective.
+
+    Args:
+        uses_full_batches: whether the method also evaluates all data of a client.
+
+    Raises:
+        CollectiveError: on all ranks: the evaluation fails on a rank.
+    """
+    sampler, name = oracle.sampler, type(user_problem(oracle.problem)).__name__
+    with collective_errors(comm, ValueError):
+        if not len(sampler.clients):
+            return
+        position = int(sampler.sizes.argmin())
+        one_row = bool(sampler.data) and sampler.sizes[position] == 1
+        sampler.begin_round(0)
+        _select(oracle, position)
+        samples = [oracle.sample()]
+        if uses_full_batches and one_row and sampler.batch_size:
+            samples.append(oracle.full_batch)
+        for xi in samples:
+            is_single = one_row and (xi.is_full_batch or not sampler.batch_size)
+            rows = " on its single row (use .squeeze(-1) instead of .squeeze())" if is_single else ""
+            what = f"the gradient of {name} at the starting point{rows}"
+            with user_code_errors(what, clients=sampler.clients[position : position + 1].tolist()):
+                _evaluate(oracle, xi)
+        sampler.begin_round(0)
+
+
+def _select(oracle: Oracle, position: int) -> None:
+    """Select the client at a position of this rank alone."""
+    oracle.sampler.select_members(np.array([position]))
+    oracle.select_clients(slice(0, 1))
+
+
+def _evaluate(oracle: Oracle, xi: Sample) -> list[torch.Tensor]:
+    """Return all derivatives of a client's step at the starting point."""
+    problem, sampler = oracle.problem, oracle.sampler
+    start = starting_point(problem, sampler.dtype, sampler.device, sampler.seed)
+    point = [block.unsqueeze(0) for block in start]
+    return leaves(EVALUATIONS[problem.family](oracle, *point, xi))
+
+
+@torch.no_grad()
+def _non_finite_row(oracle: Oracle, position: int) -> str:
+    """Describe the first row of a client at which a derivative is not finite at the starting point.
+
+    The rows are halved until a single row remains, which takes two evaluations of all rows in total.
+
+    Args:
+        position: of the client on this rank.
+
+    Returns:
+        "row 3", or "all rows together" if no single row has such a derivative; "" if all derivatives are
+        finite, or if the problem generates its samples.
+    """
+    sampler = oracle.sampler
+    if not sampler.data:
+        return ""
+    _select(oracle, position)
+    columns: Any = next(iter(sampler.client_batches(slice(0, 1))))
+
+    def is_finite(first: int, last: int) -> bool:
+        rows = Sample(single=tuple(column[first:last].clone() for column in columns))
+        try:
+            return all(torch.isfinite(value).all() for value in _evaluate(oracle, rows))
+        except Exception:  # user code may not accept so few rows
+            return True
+
+    first, last = 0, len(columns[0])
+    if is_finite(first, last):
+        return ""
+    while last - first > 1:
+        middle = (first + last) // 2
+        if not is_finite(first, middle):
+            last = middle
+        elif not is_finite(middle, last):
+            first = middle
+        else:
+            return "all rows together"
+    return f"row {first}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,10 +23,18 @@ from mpifed.core.problem import Problem, named_point, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.user_metrics import Metric
 from mpifed.core.writes import same_values
-from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors, same_on_all_ranks
+from mpifed.parallel.comm import (
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    gather_rows,
+    reduce_number,
+    texts_of_ranks,
+)
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
-from mpifed.simulation.personalization import FineTuning
+from mpifed.simulation.full_data import FullData, fine_tuned
+from mpifed.simulation.options import Personalize
 
 __all__ = [
     "ClientMetrics", "ScoredProblem", "SplitMetrics", "client_summary", "evaluation_details",
@@ -97,21 +105,16 @@ class ScoredProblem:
         return [variables.unflatten(block, flat) for block, flat in zip(variables, blocks)]
 
     def values(
-        self,
-        problem: Problem,
-        point,
-        predictions: torch.Tensor | None,
-        r: int,
-        split: str | int,
+        self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int
     ) -> dict[str, float]:
         """Return the metrics of the problem and of the user on a split or a client; metrics of the point
         alone belong to the test split."""
         function, clients = f"{type(problem).__name__}.metrics", [split] if isinstance(split, int) else []
         own = predictions if predictions is None else predictions.clone()  # metrics may sort them in place
         with user_code_errors(function, clients=clients), _unchanged(point, function) as given:
-            found = problem.metrics(*given, own)
+            returned = problem.metrics(*given, own)
         owners = {**self.reserved} if split == "test" else {}
-        values = _validated(found, function, r, owners)
+        values = _validated(returned, function, r, owners)
         for metric in self.user_metrics:
             if metric.of_scores:
                 labels = torch.from_numpy(problem.test_labels().copy())
@@ -121,15 +124,15 @@ class ScoredProblem:
             else:
                 continue
             with user_code_errors(f"the metric {metric.title}", clients=clients):
-                found = metric.given(*arguments)
-            found = found if isinstance(found, Mapping) else {metric.title: found}
-            unknown = [name for name in metric.maximised if name not in found]
+                returned = metric.given(*arguments)
+            returned = returned if isinstance(returned, Mapping) else {metric.title: returned}
+            unknown = [name for name in metric.maximised if name not in returned]
             if unknown:
                 raise ContractError(
                     f"{metric.title}.maximise refers to the metric {unknown[0]!r}: expected one of "
-                    f"{', '.join(map(repr, found))}"
+                    f"{', '.join(map(repr, returned))}"
                 )
-            values |= _validated(found, f"the metric {metric.title}", r, owners)
+            values |= _validated(returned, f"the metric {metric.title}", r, owners)
         return values
 
     def warn_of_nan(self, values: Mapping[Column, float], r: int, where: str, row: int | None) -> None:
@@ -139,7 +142,9 @@ class ScoredProblem:
             where: the rows of the scores, with "{}" for a number.
             row: the first row whose scores are not finite, if any.
         """
-        new = [one for one, value in values.items() if math.isnan(value) and one not in self._undefined]
+        new = [
+            column for column, value in values.items() if math.isnan(value) and column not in self._undefined
+        ]
         if not new:
             return
         self._undefined.update(new)
@@ -147,7 +152,7 @@ class ScoredProblem:
         if row is not None:
             cause = f"the network's output for {where.format(row)} is not finite"
             cause += ", at the starting point: check the data of that row" if r == 0 else ""
-        warning(f"nan after round {r} in {', '.join(one.name for one in new)}: {cause}")
+        warning(f"nan after round {r} in {', '.join(column.name for column in new)}: {cause}")
 
 
 class SplitMetrics(Evaluation):
@@ -161,11 +166,11 @@ class SplitMetrics(Evaluation):
         self._scored, self._comm, problem = scored, comm, scored.problem
         with collective_errors(comm, ValueError):
             with user_code_errors(f"{type(problem).__name__}.tested_on"):
-                train = ["train"] if "train" in on else []
-                others = {name: problem.tested_on(name) for name in (VALIDATION, *train)}
+                names = [VALIDATION, *(["train"] if "train" in on else [])]
+                others = {name: split for name in names if (split := problem.tested_on(name))}
             if on:
                 scored.expect_splits(f"run.evaluate_on = {list(on)}", "expected []")
-        self._splits = {"test": problem} | {name: one for name, one in others.items() if one}
+        self._splits = {"test": problem} | others
 
     @property
     def rows(self) -> dict[str, int]:  # type: ignore[override]
@@ -178,10 +183,10 @@ class SplitMetrics(Evaluation):
             with collective_errors(self._comm, ValueError):
                 if self._comm.rank == 0:
                     by_name = self._scored.values(problem, named, predictions, point.round, split)
-                    found = {self._scored.column(name, split): value for name, value in by_name.items()}
+                    by_column = {self._scored.column(name, split): value for name, value in by_name.items()}
                     where, row = f"row {{}} of the {split} split", _non_finite_row(predictions)
-                    self._scored.warn_of_nan(found, point.round, where, row)
-                    values |= found
+                    self._scored.warn_of_nan(by_column, point.round, where, row)
+                    values |= by_column
                     if split == "test":
                         self.details = evaluation_details(problem, predictions, point.round)
         return values
@@ -194,15 +199,19 @@ class ClientMetrics(Evaluation):
 
     Args:
         placement: of the clients on the ranks.
-        tuning: fine-tunes the point on each client's samples before it is evaluated; ``None`` for the point
-            itself.
+        tuning: fine-tunes the point on each client's samples before it is evaluated, with these settings;
+            ``None`` for the point itself.
 
     Raises:
         CollectiveError: the problem does not define its metrics on the clients' samples.
     """
 
     def __init__(
-        self, scored: ScoredProblem, comm: SerialComm, placement: Placement, tuning: FineTuning | None = None
+        self,
+        scored: ScoredProblem,
+        comm: SerialComm,
+        placement: Placement,
+        tuning: tuple[Personalize, FullData] | None = None,
     ):
         self._scored, self._comm, self._placement, self._tuning = scored, comm, placement, tuning
         self._split = PERSONAL if tuning else CLIENTS
@@ -223,7 +232,8 @@ class ClientMetrics(Evaluation):
         """Return the evaluated point of the client at a position of this rank."""
         if self._tuning is None:
             return self._scored.named(point.blocks)
-        tuned = self._tuning(position, torch.cat([*point.blocks]), point.round)
+        settings, full = self._tuning
+        tuned = fine_tuned(full, settings, position, torch.cat([*point.blocks]), point.round)
         return self._scored.named(tuned.split([len(block) for block in point.blocks]))
 
     def _table(self, point: EvaluatedPoint) -> dict[Column, np.ndarray]:
@@ -232,38 +242,32 @@ class ClientMetrics(Evaluation):
         A metric that a client does not return is NaN.
         """
         with collective_errors(self._comm, ValueError):
-            by_client, rows = {}, {}
+            by_client, bad_rows = {}, []  # NaN: all scores of the client are finite
             for position, client in enumerate(self._placement.clients_of(self._comm.rank).tolist()):
                 problem, named = self._scored.problem.tested_on(client), self._point_of(position, point)
                 scores = _scores(problem, named, 0, problem.test_rows)
                 by_client[client] = self._scored.values(problem, named, scores, point.round, client)
-                rows[client] = _non_finite_row(scores)
+                row = _non_finite_row(scores)
+                bad_rows.append(np.nan if row is None else row)
         names = json.dumps([*by_client[0]]) if 0 in by_client else None
         columns = json.loads(broadcast_text(self._comm, names, int(self._placement.rank_of[0])))
-        columns += self._union({*chain(*by_client.values())}.difference(columns))
-        # The last column has the first row whose scores are not finite, NaN without such a row.
-        table = np.zeros((self._placement.clients, len(columns) + 1))
-        for client, values in by_client.items():
-            row = np.nan if rows[client] is None else rows[client]
-            table[client] = [*(values.get(name, np.nan) for name in columns), row]
-        self._comm.allreduce_(table)  # all other ranks add 0 to a client's row
-        by_column = {self._scored.column(name, self._split): one for name, one in zip(columns, table.T)}
-        client = int((table[:, -1] >= 0).argmax())
+        others = json.dumps(sorted({*chain(*by_client.values())}.difference(columns)))  # nearly always []
+        columns += sorted({*chain(*map(json.loads, texts_of_ranks(self._comm, others)))})
+        hosted = [
+            [*(values.get(name, np.nan) for name in columns), row]
+            for values, row in zip(by_client.values(), bad_rows)
+        ]
+        table = np.array(hosted, dtype=np.float64).reshape(len(hosted), len(columns) + 1)
+        *metrics, bad = gather_rows(self._comm, table, self._placement.counts).T
+        by_column = {self._scored.column(name, self._split): of for name, of in zip(columns, metrics)}
+        client = int((bad >= 0).argmax())
         if self._comm.rank == 0:
-            found = None if np.isnan(table[client, -1]) else int(table[client, -1])
+            row = None if np.isnan(bad[client]) else int(bad[client])
             of_client = {column: values[client] for column, values in by_column.items()}
-            values = client_summary(by_column) if found is None else of_client
+            values = client_summary(by_column) if row is None else of_client
             where = f"row {{}} of the evaluated samples of client {client}"
-            self._scored.warn_of_nan(values, point.round, where, found)
+            self._scored.warn_of_nan(values, point.round, where, row)
         return by_column
-
-    def _union(self, names: Iterable[str]) -> list[str]:
-        """Return the names of all ranks, sorted. Collective."""
-        text = json.dumps(sorted(names))
-        if same_on_all_ranks(self._comm, text):  # nearly always: each rank has none
-            return json.loads(text)
-        texts = [broadcast_text(self._comm, text, rank) for rank in range(self._comm.size)]
-        return sorted({*chain(*map(json.loads, texts))})
 
 
 @torch.no_grad()
@@ -320,13 +324,10 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
     with collective_errors(comm, ValueError):
         local = _scores(problem, point, edges[comm.rank], edges[comm.rank + 1])
-    width = np.array([local[0].numel() if len(local) else 0], dtype=np.int64)
-    comm.allreduce_(width, "max")
-    gathered = np.empty(total * int(width[0]))
-    counts = [(right - left) * int(width[0]) for left, right in zip(edges, edges[1:])]
-    comm.allgatherv(np.ascontiguousarray(local.numpy()).reshape(-1), gathered, counts)
-    scores = torch.from_numpy(gathered).reshape(total, -1)
-    return scores[:, 0] if width[0] == 1 else scores
+    width = reduce_number(comm, local[0].numel() if len(local) else 0, "max")
+    rows = local.numpy().reshape(len(local), width)
+    scores = torch.from_numpy(gather_rows(comm, rows, np.diff(edges).tolist()))
+    return scores[:, 0] if width == 1 else scores
 
 
 def evaluation_details(problem: Problem, predictions: torch.Tensor | None, r: int) -> Details:
@@ -358,14 +359,14 @@ def _validated(values, function: str, r: int, owners: dict[str, str]) -> dict[st
         owners: name of each metric so far → what it belongs to; the new names are added.
     """
     try:
-        found = expect_metrics(values)
-        for name in found:
+        metrics = expect_metrics(values)
+        for name in metrics:
             if name in owners:
                 raise ContractError(f"{owners[name]} has a metric {name!r} already: choose another name")
     except ContractError as error:
         raise ContractError(f"{function} after round {r}: {error}") from None
-    owners |= dict.fromkeys(found, function)
-    return found
+    owners |= dict.fromkeys(metrics, function)
+    return metrics
 
 
 def expect_metrics(values) -> dict[str, float]:
@@ -415,7 +416,7 @@ def client_summary(table: Mapping[Column, np.ndarray]) -> dict[Column, float]:
         defined = values[~np.isnan(values)]
         defined = defined if len(defined) else np.array([np.nan])
         quantiles = np.quantile(defined, np.array(QUANTILES) / 100)
-        found = {"mean": defined.mean()} | {f"q{percent}": q for percent, q in zip(QUANTILES, quantiles)}
-        found["worst"] = defined.min() if column.maximised else defined.max()
-        summary |= {column._replace(statistic=name): float(value) for name, value in found.items()}
+        statistics = {"mean": defined.mean()} | {f"q{percent}": q for percent, q in zip(QUANTILES, quantiles)}
+        statistics["worst"] = defined.min() if column.maximised else defined.max()
+        summary |= {column._replace(statistic=name): float(value) for name, value in statistics.items()}
     return summary

@@ -22,7 +22,7 @@ from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.comm import collective_errors
+from mpifed.parallel.comm import collective_errors, reduce_number
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
@@ -31,9 +31,8 @@ from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
-from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared
+from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared, expect_gradient
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.start_point import expect_gradient
 from mpifed.simulation.state import Allocation
 
 __all__ = ["Rounds"]
@@ -163,16 +162,16 @@ class Rounds:
                 break
             now, scales = self._now(r, cohort), self.coordinator.scales(cohort)
             # 2. Client functions fill messages, which are added up group by group while they are in cache.
-            non_finite = None
+            first_not_finite = None
             shared.pop_accesses()
             stage.reduction.begin(cohort)
             for members in self.executor.groups(stage, cohort):
                 for observer in self.observers:
                     observer.before_clients(stage, cohort, members)
                 self.executor.run(stage, now, members, shared)
-                found = self._finite.first_message(stage, cohort, members)
-                non_finite = non_finite or found
-                if r and not found:
+                not_finite = self._finite.first_message(stage, cohort, members)
+                first_not_finite = first_not_finite or not_finite
+                if r and not not_finite:
                     self.compressor.send(r, stage, cohort, members, scales)
                 for observer in self.observers:
                     observer.after_clients(stage, cohort, members)
@@ -181,7 +180,7 @@ class Rounds:
             # 3. One collective reduction averages the messages.
             controls += stage.reduction.finish(control)
             control = 0.0  # only the first Allreduce includes it
-            self._finite.expect_mean(r, stage, non_finite)
+            self._finite.expect_mean(r, stage, first_not_finite)
             for observer in self.observers:
                 observer.after_mean(stage, cohort)
             # 4. Rank 0 updates the adaptive matrices and broadcasts them.
@@ -218,9 +217,7 @@ class Rounds:
         if cohort.selected:
             self.costs.phases += 1
             self.clock.record_phase(r, cohort.local, cohort.local, Volume(0, 0), waits=True)
-        controls = np.array([control])
-        self.transport.comm.allreduce_(controls)
-        return float(controls[0])
+        return reduce_number(self.transport.comm, float(control))
 
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(

@@ -225,14 +225,11 @@ class SimulationSettings(Strict, BaseModel):
     @model_validator(mode="after")
     def _options_fit_problem(self):
         problem, name = self.problem, title(self.problem)
-        if self.regularize and problem.family != "minimax":
-            raise ValueError(
-                f"[regularize] is for minimax problems, but {name} has the family {problem.family!r}"
-            )
-        if self.personalize and problem.family != "minimax":
-            raise ValueError(
-                f"[personalize] is for minimax problems, but {name} has the family {problem.family!r}"
-            )
+        for section in ("regularize", "personalize"):
+            if getattr(self, section) and problem.family != "minimax":
+                raise ValueError(
+                    f"[{section}] is for minimax problems, but {name} has the family {problem.family!r}"
+                )
         for option, value in self.run.evaluation._asdict().items():
             if value != "none" and is_analytic(problem):
                 raise ValueError(

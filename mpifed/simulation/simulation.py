@@ -15,9 +15,6 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
-from mpifed.base.log import warning
-from mpifed.base.plugins import plugin_of
-from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.metrics import Column, Details
 from mpifed.core.problem import Problem
@@ -25,7 +22,8 @@ from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
 from mpifed.core.validation import called
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import choose_device, expect_reproducible_products
+from mpifed.parallel.devices import choose_device
+from mpifed.parallel.reproducibility import expect_reproducible_products
 from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 from mpifed.simulation.client_batching import Group
@@ -34,15 +32,15 @@ from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.costs import Costs
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation, Evaluations
 from mpifed.simulation.executor import Observer
-from mpifed.simulation.feasibility import infeasibility, projections
+from mpifed.simulation.feasibility import Feasibility
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.initial_weights import InitialWeights
 from mpifed.simulation.not_finite import NonFiniteError
-from mpifed.simulation.personalization import FineTuning
 from mpifed.simulation.problem_metrics import ClientMetrics, ScoredProblem, SplitMetrics
 from mpifed.simulation.regularization import Regularizer
 from mpifed.simulation.rounds import Rounds
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.setup import InitialWeights, default_dtype, place_clients, prepare, resolve_reduction
+from mpifed.simulation.setup import default_dtype, place_clients, prepare, resolve_reduction
 from mpifed.simulation.state import Allocation, ClientRows
 from mpifed.simulation.stationarity import Stationarity
 
@@ -75,9 +73,8 @@ class Simulation:
         problem: the prepared problem, in the method's family; ``blocks``: its variables.
         round: number of completed rounds.
         shared, clients: the records; ``clients`` has one row per client of this rank.
-        placement: of the clients on the ranks.
+        placement: of the clients on the ranks; ``hosted``: numbers of this rank's clients.
         files: the data files read, by name.
-        infeasible: describes the first evaluated point outside the problem's sets; "" if there is none.
         note: why clients are looped over although they could be vectorised; "" if there is no reason to say.
     """
 
@@ -110,7 +107,7 @@ class Simulation:
         group: Group | None = None,
     ) -> None:
         self.config = config = resolve_reduction(config, comm)
-        self.comm, self.round, self.infeasible = comm, 0, ""
+        self.comm, self.round = comm, 0
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
         exact = config.run.is_reproducible
@@ -126,14 +123,15 @@ class Simulation:
         # otherwise a rank that fails would leave the others waiting.
         with collective_errors(comm, ValueError, OSError):
             self._weights.expect_fit(self.problem, config.problem)
-            self._sets = projections(self.problem)
+            out = getattr(config.run, "out", "")  # "" without files
+            self._feasibility = Feasibility(self.problem, config.algorithm, comm, out)
         self.files = files | self.problem.files
         self.placement = place_clients(config, self.problem, comm)
         transport = choose_transport(comm, self.device, config.run.transport, exact)
-        clients = len(self.placement.clients_of(comm.rank))
+        self.hosted = self.placement.clients_of(comm.rank)
         with collective_errors(comm, ValueError, OSError):
             memory = Allocation(
-                config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
+                config.algorithm, self.problem, len(self.hosted), self.dtype, self.device, config.regularize
             )
         self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
@@ -156,7 +154,8 @@ class Simulation:
 
     def _evaluations_of(self, config: SimulationSettings) -> Evaluations:
         """Return the evaluations that a job asks for, in the order of the history's columns. Collective."""
-        comm, others = self.comm, []
+        comm = self.comm
+        others: list[Evaluation] = []
         if config.measures:
             counts = self.placement.counts
             others.append(Stationarity(config.measures, config.algorithm, self.full_data(), counts))
@@ -169,9 +168,9 @@ class Simulation:
         if "clients" in config.run.evaluate_on:
             metrics.append(ClientMetrics(scored, comm, self.placement))
         if config.personalize:
-            tuning = FineTuning(config.personalize, self.full_data())
+            tuning = config.personalize, self.full_data()
             metrics.append(ClientMetrics(scored, comm, self.placement, tuning))
-        return Evaluations([*metrics, *others], comm, type(self.problem).__name__)
+        return Evaluations([self._feasibility, *metrics, *others], comm, type(self.problem).__name__)
 
     def __enter__(self) -> Simulation:
         self.rounds.transport.__enter__()
@@ -266,8 +265,12 @@ class Simulation:
         with default_dtype(self.dtype):
             z = self.shared.z if "z" in self.shared else None
             point = EvaluatedPoint(self.round, [block(name) for name in self.blocks], z)
-            self._expect_feasible(point.blocks)
             return self._evaluations.evaluate(point)
+
+    @property
+    def infeasible(self) -> str:
+        """Description of the first evaluated point outside the problem's sets; "" if there is none."""
+        return self._feasibility.infeasible
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -351,38 +354,7 @@ class Simulation:
         for name, values in self.arrays().items():
             values.copy_(state[name])
         self.client_rows().copy_(state["clients"])
-        self.round, self.infeasible = state["round"], state["infeasible"]
+        self.round, self._feasibility.infeasible = state["round"], state["infeasible"]
         columns = state["columns"]
         self._evaluations.columns = None if columns is None else [*starmap(Column, columns)]
         self.rounds.load_state_dict(state)
-
-    def _expect_feasible(self, point: Sequence[torch.Tensor]) -> None:
-        """Warn about the first point outside the problem's sets. Collective if there are sets."""
-        if self.infeasible or not self._sets:
-            return
-        named = [self.blocks.unflatten(block, flat) for block, flat in zip(self.blocks, point)]
-        with (
-            collective_errors(self.comm, ValueError),
-            user_code_errors(f"the sets of {title(self.problem)}", self.round),
-        ):
-            found = infeasibility(self.problem, self._sets, named)
-        if found:
-            self.infeasible = f"{found} after round {self.round}"
-            if self.comm.rank == 0:
-                method, out = self.config.algorithm, getattr(self.config.run, "out", "")  # "" without files
-                if not (self.round or method.start):
-                    remedy = f"initial() of {title(self.problem)} must return a point in the sets"
-                elif plugin_of(type(method)):
-                    remedy = (
-                        f"{title(method)} must project new points by oracle.sets and now.sets, or reject "
-                        "problems with sets by constrained = False"
-                    )
-                else:  # methods of the package project
-                    largest = max(float(block.abs().max()) for block in point)
-                    remedy = (
-                        f"the run diverges, with coordinates up to {largest:.2g}: reduce "
-                        "the step sizes, or set run.dtype = 'float64'"
-                    )
-                warning(
-                    f"{out}: {self.infeasible}: {remedy} (results and reports mark the run as infeasible)"
-                )

@@ -67,7 +67,7 @@ def _layouts(method: Algorithm, problem: Problem, regularize: Regularize | None)
         with_centres(method.shared, problem, regularize),
         Record(**client),
         Record(**within_round),
-        Record(**{name: method.matrix.fields(one.block) for name, one in adaptive.items()}),
+        Record(**{name: method.matrix.fields(field.block) for name, field in adaptive.items()}),
     )
     return _Layouts(*(_layout(record, method, problem) for record in records))
 
@@ -115,17 +115,14 @@ class Allocation:
         return _layout(record, self._method, self._problem)
 
     def _expect_blocks(self) -> None:
-        fields, problem = (
-            self._method.client.fields | self._method.shared.fields,
-            type(self._problem).__name__,
-        )
+        fields = self._method.client.fields | self._method.shared.fields
+        problem = type(self._problem).__name__
         for block in self.blocks:
             if block not in fields:
                 raise ContractError(
                     f"{title(self._method)} has no field {block!r} in `shared` or `client`, but {problem} "
                     f"has the blocks {', '.join(self.blocks)}"
                 )
-        for block in self.blocks:
             field_type = fields[block]
             compressed = isinstance(field_type, Compressed) and field_type.type == block
             if field_type not in (block, not_sent(block)) and not compressed:

@@ -213,4 +213,4 @@ def _nuclear_norm(parameters: dict[str, torch.Tensor]) -> float:
         values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
         for values in parameters.values()
     )
-    return float(sum(torch.linalg.matrix_norm(one.double(), "nuc") for one in matrices))
+    return float(sum(torch.linalg.matrix_norm(matrix.double(), "nuc") for matrix in matrices))

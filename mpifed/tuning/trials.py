@@ -16,7 +16,7 @@ from mpifed.core.metrics import PERSONAL, VALIDATION, Column, validation_column
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
-from mpifed.simulation.setup import digests
+from mpifed.simulation.data_agreement import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.files import TRIALS, is_own
 from mpifed.storage.folder import Folder

@@ -15,7 +15,7 @@ from mpifed.core.compression import QSGD, TopK
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.devices import deterministic
+from mpifed.parallel.reproducibility import deterministic
 from mpifed.simulation import client_batching
 from mpifed.simulation.simulation import Simulation
 

@@ -13,7 +13,7 @@ import mpifed.parallel.transport
 import mpifed.simulation.simulation
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA
-from mpifed.parallel import devices
+from mpifed.parallel import reproducibility
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Cohort, Placement
@@ -241,9 +241,9 @@ def test_different_machines_are_reported_with_exact(comm, out, monkeypatch, caps
     config = configuration(AdaFGDA(q=2), Game(clients=5), out, rounds=1, reduction=reduction)
     run(config, comm)
     assert "same type" not in capsys.readouterr().err
-    here = devices.machine(CPU)
+    here = reproducibility.machine(CPU)
     elsewhere = here | ({"torch": "9.9"} if comm.rank == comm.size - 1 else {})
-    monkeypatch.setattr(devices, "machine", lambda device: elsewhere)
+    monkeypatch.setattr(reproducibility, "machine", lambda device: elsewhere)
     run(config, comm)
     logged = capsys.readouterr().err
     expected = (

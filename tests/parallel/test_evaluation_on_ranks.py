@@ -14,7 +14,7 @@ from mpifed.algorithms import FedAvg, LocalSGDA
 from mpifed.config.job import Stop
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import Classification, DeepAUC, FairClassification
-from mpifed.simulation import simulation
+from mpifed.simulation import feasibility
 from mpifed.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.mpi
@@ -164,7 +164,7 @@ def fair(method, out, **changes) -> Config:
 def test_a_run_that_leaves_a_set_is_marked(comm, out, monkeypatch, group):
     """On all ranks, in the file and after resumption; logged once, without communication."""
     said = []
-    monkeypatch.setattr(simulation, "warning", said.append)
+    monkeypatch.setattr(feasibility, "warning", said.append)
     result = run(fair(Loose(), out, group=group), comm)
     sentence = result.infeasible
     assert sentence.startswith("y is ") and sentence.endswith(" away from its set after round 2")

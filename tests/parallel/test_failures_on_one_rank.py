@@ -75,7 +75,7 @@ SIMULATION, ROUNDS = "mpifed.simulation.simulation:", "mpifed.simulation.rounds:
 CHECKPOINTS = "mpifed.running.checkpointing:"
 #: Action, function that fails, its error, and whether it fails on rank 0 or on the last rank.
 PLACES = [
-    ("run", f"{SIMULATION}projections", ContractError, "last"),
+    ("run", f"{SIMULATION}Feasibility", ContractError, "last"),
     ("run", f"{SIMULATION}InitialWeights.expect_fit", ContractError, "last"),
     ("run", f"{SIMULATION}Allocation", ContractError, "last"),
     ("run", f"{SIMULATION}Regularizer", ContractError, "last"),

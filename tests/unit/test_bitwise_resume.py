@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import mpifed
 from mpifed import resume, run
 from mpifed.algorithms import LocalSGDA
-from mpifed.parallel import devices
+from mpifed.parallel import reproducibility
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation import setup
@@ -169,7 +169,7 @@ def test_numpy_uses_one_thread_under_exact():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     with threadpool_limits(2, "blas"):
-        with devices.deterministic(True):
+        with reproducibility.deterministic(True):
             assert threads() == {1}
         assert threads() == {2}
 
@@ -194,7 +194,7 @@ def test_other_type_of_device_is_refused(half, monkeypatch):
         set_up(self, *arguments, **options)
         self.device = type("Cuda", (), {"type": "cuda", "index": 0})()
 
-    monkeypatch.setattr(devices, "machine", lambda device: {})
+    monkeypatch.setattr(reproducibility, "machine", lambda device: {})
     monkeypatch.setattr(Simulation, "_set_up", elsewhere)
     monkeypatch.setattr("mpifed.running.loop.warn_if_machines_differ", lambda *_: None)
     with pytest.raises(CollectiveError, match="began on run.device = 'cpu' and would continue on 'cuda'"):
@@ -202,7 +202,7 @@ def test_other_type_of_device_is_refused(half, monkeypatch):
 
 
 def test_other_machine_causes_a_warning(half, monkeypatch, capsys):
-    here = devices.machine(torch.device("cpu"))
+    here = reproducibility.machine(torch.device("cpu"))
     assert {"torch", "numpy", "scipy", "processor", "instructions", "MKL_CBWR"} == {*here}
     assert all(here.values())
     run(job(half, rounds=4), COMM)

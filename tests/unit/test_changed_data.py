@@ -19,7 +19,7 @@ from mpifed.base.data_files import digest_of_path
 from mpifed.base.plugins import digest_on_disk
 from mpifed.core.participation import read_trace
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.setup import InitialWeights
+from mpifed.simulation.initial_weights import InitialWeights
 from mpifed.storage.files import assigned_runs
 
 JOB = """

@@ -82,8 +82,8 @@ def test_the_loop_or_vectorised_clients_by_the_job(problem, cohort, reason):
 ])  # fmt: skip
 def test_members_are_split_evenly(count, size, groups):
     slices = _split(count, size)
-    assert [one.stop - one.start for one in slices] == groups
-    assert [k for one in slices for k in range(one.start, one.stop)] == list(range(count))
+    assert [group.stop - group.start for group in slices] == groups
+    assert [k for group in slices for k in range(group.start, group.stop)] == list(range(count))
 
 
 def choice_of(config) -> client_batching.GroupChoice:

@@ -26,24 +26,24 @@ def config_of(problem: str, **settings) -> Config:
 
 def test_counts_agree_with_the_clients_data():
     config = config_of("FairClassification", partition={"name": "dirichlet", "alpha": 0.5}, **DIGITS)
-    found = class_counts(config)
-    assert found.counts.shape == (4, 10) and found.counts.sum() == 1438
+    samples = class_counts(config)
+    assert samples.counts.shape == (4, 10) and samples.counts.sum() == 1438
     for client in range(4):
         labels = config.problem.client_data(client)[1].numpy()
-        np.testing.assert_array_equal(found.counts[client], np.bincount(labels, minlength=10))
-    assert found.title == "FairClassification, digits, dirichlet (alpha = 0.5), 4 clients, seed 0"
+        np.testing.assert_array_equal(samples.counts[client], np.bincount(labels, minlength=10))
+    assert samples.title == "FairClassification, digits, dirichlet (alpha = 0.5), 4 clients, seed 0"
 
 
 def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss():
     ratios = [0.05, 0.1, 0.2, 0.4]
     settings = {"partition": {"name": "positive_ratios", "ratios": ratios}, **DIGITS}
     config = config_of("DeepAUC", model="linear", **settings)
-    found = class_counts(config)
-    assert found.names == [*(f"{label}-" for label in range(5)), *(f"{label}+" for label in range(5, 10))]
-    positive = found.counts[:, 5:].sum(axis=1)
+    samples = class_counts(config)
+    assert samples.names == [*(f"{label}-" for label in range(5)), *(f"{label}+" for label in range(5, 10))]
+    positive = samples.counts[:, 5:].sum(axis=1)
     # Half a sample of a client's 180 negatives, at least.
-    assert np.abs(positive / found.counts.sum(axis=1) - ratios).max() < 0.005
-    assert config.problem._ratio == positive.sum() / found.counts.sum()
+    assert np.abs(positive / samples.counts.sum(axis=1) - ratios).max() < 0.005
+    assert config.problem._ratio == positive.sum() / samples.counts.sum()
     fair = config_of("FairClassification", **settings)
     counts = class_counts(fair).counts  # classes are weighted by their share in the clients' data
     # torch multiplies by a rounded reciprocal instead of dividing.
@@ -77,8 +77,8 @@ def test_clients_of_a_table_have_names(job, tmp_path):
 
 
 def test_problems_without_classes_and_without_data():
-    found = class_counts(config_of("Saddle"))
-    assert found.names == ["samples"] and found.counts.tolist() == [[1]] * 4
+    samples = class_counts(config_of("Saddle"))
+    assert samples.names == ["samples"] and samples.counts.tolist() == [[1]] * 4
     with pytest.raises(ConfigError, match="WGAN generates its samples"):
         class_counts(config_of("WGAN"))
     with pytest.raises(ConfigError, match="mnist lacks a file"):
@@ -87,11 +87,11 @@ def test_problems_without_classes_and_without_data():
 
 def test_many_clients_and_classes_are_summarised(tmp_path, capsys):
     counts = np.random.default_rng(0).integers(0, 9, (500, 100))
-    found = ClassCounts("many", counts, [str(label) for label in range(100)])
-    print_counts(found)
+    samples = ClassCounts("many", counts, [str(label) for label in range(100)])
+    print_counts(samples)
     output = capsys.readouterr().out
     assert "..." in output and "largest class %" in output and len(output.splitlines()) < 60
-    draw_class_counts(found, tmp_path / "many.png")
+    draw_class_counts(samples, tmp_path / "many.png")
     assert imread(tmp_path / "many.png").shape[0] > 500
 
 

@@ -13,7 +13,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
-from mpifed.simulation.setup import _difference, expect_same
+from mpifed.simulation.data_agreement import _difference, expect_same
 
 
 def table(**digests: str) -> dict:
@@ -35,6 +35,7 @@ def test_the_first_of_many_changed_files_is_named():
      "rank 1 read 333333333333 (/data/b)"),
     ([table(a="1", b="2"), table(a="1"), table(a="1")],
      "data file b differs between ranks: rank 0 read 2 (/data/b); ranks 1-2 did not read it"),
+    ([table(a="1"), {"a": {"path": "/another/copy", "digest": "1"}}], ""),
 ])  # fmt: skip
 def test_the_first_file_that_differs_or_is_missing_on_a_rank_is_named(tables, expected):
     assert _difference(tables) == expected

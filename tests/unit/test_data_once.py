@@ -32,17 +32,17 @@ VALUES = {
 
 def test_a_value_in_shared_memory_is_the_same_and_leaves_no_file():
     files = os.listdir("/proc/self/fd")
-    found = _shared_value(SerialComm(), SerialComm(), VALUES)
+    shared = _shared_value(SerialComm(), SerialComm(), VALUES)
     assert os.listdir("/proc/self/fd") == files
     assert not any("mpifed" in name for name in os.listdir("/dev/shm"))
     for name, value in VALUES.items():
         if isinstance(value, torch.Tensor):
-            assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+            assert shared[name].dtype == value.dtype and torch.equal(shared[name], value), name
         else:
-            assert type(found[name]) is type(value)
-            np.testing.assert_array_equal(found[name], value)
-    found["float32"] += 1  # does not write to memory of other ranks
-    assert found["float32"].data_ptr() % 64 == 0
+            assert type(shared[name]) is type(value)
+            np.testing.assert_array_equal(shared[name], value)
+    shared["float32"] += 1  # does not write to memory of other ranks
+    assert shared["float32"].data_ptr() % 64 == 0
 
 
 def test_a_simulation_reads_the_data_once_and_leaves_the_problem_unchanged():

@@ -13,7 +13,7 @@ from mpifed.problems import AffineGame, MatrixGame, QuadraticNCPL
 from mpifed.simulation.feasibility import infeasibility, projections
 
 
-def found(problem, *point) -> str:
+def outside(problem, *point) -> str:
     """Return the message about a point, given as flat blocks in the order of the problem."""
     blocks = problem.variables()
     named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
@@ -30,24 +30,24 @@ def game():
 def test_rounding_errors_are_feasible(game, dtype):
     """The centre of the simplex off by a hundred ε; a thousandth beyond the ball."""
     x, y = torch.tensor([0.5, 0, 0], dtype=dtype), torch.full((2,), 0.5, dtype=dtype)
-    assert found(game, x, y + 100 * torch.finfo(dtype).eps) == ""
-    assert found(game, x + 1e-3, y) == "x is 0.001 away from its set"
-    assert found(game, x, y + 0.1) == "y is 0.141 away from its set"
+    assert outside(game, x, y + 100 * torch.finfo(dtype).eps) == ""
+    assert outside(game, x + 1e-3, y) == "x is 0.001 away from its set"
+    assert outside(game, x, y + 0.1) == "y is 0.141 away from its set"
 
 
 def test_non_finite_values_are_not_infeasible(game):
-    assert found(game, torch.full((3,), torch.nan), torch.full((2,), torch.inf)) == ""
+    assert outside(game, torch.full((3,), torch.nan), torch.full((2,), torch.inf)) == ""
 
 
 def test_a_game_has_the_blocks_of_its_problem(game):
     point = torch.tensor([0.0, 0, 0, 1, 1])
-    assert found(as_family(game, "operator"), point) == "y is 0.707 away from its set"
+    assert outside(as_family(game, "operator"), point) == "y is 0.707 away from its set"
 
 
 def test_the_domain_of_a_convex_part_is_a_set():
     problem = prepared(MatrixGame(clients=2, dx=2, dy=2))
-    assert found(problem, torch.full((4,), 0.5)) == ""
-    assert found(problem, torch.ones(4)) == "z is 1 away from its set"
+    assert outside(problem, torch.full((4,), 0.5)) == ""
+    assert outside(problem, torch.ones(4)) == "z is 1 away from its set"
 
 
 @pytest.mark.parametrize("kind", [AffineGame, QuadraticNCPL])

@@ -46,7 +46,7 @@ def weights(**changes):
     """Weights of the job's network, with changes; ``None`` removes a tensor."""
     torch.manual_seed(0)
     tensors = {name: torch.rand(shape) for name, shape in SHAPES.items()}
-    return {name: one for name, one in (tensors | changes).items() if one is not None}
+    return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
 
 
 def export(folder):
@@ -69,7 +69,7 @@ def test_exported_weights_are_restored_exactly(tmp_path, name, dtype):
         expected = result.parameters[block] if key in result.network else own[block]
         assert values.dtype == getattr(torch, dtype) and torch.equal(values, expected[key]), key
     for other in {*start} - {block}:
-        assert all(torch.equal(one, own[other][key]) for key, one in start[other].items())
+        assert all(torch.equal(tensor, own[other][key]) for key, tensor in start[other].items())
     changed = [key for key in result.network if not torch.equal(start[block][key], own[block][key])]
     assert changed, "another seed"
 
@@ -103,7 +103,7 @@ def test_file_is_searched_next_to_the_job_file_first(tmp_path, job):
         assert mpifed.Config.load(job).initial == str(file) == mpifed.Config.load(job).table()["initial"]
     assert mpifed.Config.load(job, ["initial=a.safetensors"]).initial == str(here)
     (tmp_path / job).write_text('sweep = { initial = ["a.safetensors"], seed = [0, 1] }\n' + JOB)
-    assert {one.config.initial for one in variants(job)} == {str(here)}
+    assert {variant.config.initial for variant in variants(job)} == {str(here)}
 
 
 def test_initial_is_not_stored_by_default(job):
@@ -130,7 +130,7 @@ def test_resumed_run_needs_the_same_file(tmp_path, job, monkeypatch):
 WRONG = {
     "lacking": (weights(**{"fc2.bias": None}), "lacks fc2.bias of the network"),
     "other names": (
-        {f"module.{name}": one for name, one in weights().items()},
+        {f"module.{name}": tensor for name, tensor in weights().items()},
         "lacks fc1.weight, .*, fc2.bias of the network, and has module.fc1.bias, .* instead",
     ),
     "more": (
@@ -198,7 +198,7 @@ def test_user_module_is_exported_and_loaded_again(tmp_path, job):
     export(tmp_path)
     state = load_file("model.safetensors")
     assert {*state} == {*module.state_dict()} and {"shift", "frozen", "again.weight"} < {*state}
-    assert all(torch.equal(one, module.state_dict()[name]) for name, one in state.items())
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in state.items())
     again = ['problem.model={name="./net.py:Net", width=4}', "initial=model.safetensors", "run.out=again"]
     start = starting_point(mpifed.Config.load(job, again))
     assert all(torch.equal(start["x"][name], result.parameters["x"][name]) for name in result.network)

@@ -29,7 +29,7 @@ def selected(clients=5, rounds=6, seed=SEED, **settings) -> list[list[int]]:
     """The clients that are selected in rounds 1, 2, ..."""
     drawn = participants(clients, seed, **settings)
     cohorts = [drawn.selected(r, 0) for r in range(1, rounds + 1)]
-    return [list(range(clients)) if one is None else one.tolist() for one in cohorts]
+    return [list(range(clients)) if cohort is None else cohort.tolist() for cohort in cohorts]
 
 
 def within(counts, chances, draws):
@@ -48,7 +48,7 @@ def test_bernoulli_frequencies():
     chances = (0.0, 0.2, 0.5, 0.9, 1.0)
     cohorts = selected(rounds=4000, availability={"name": "bernoulli", "probability": chances})
     within(np.bincount(np.concatenate(cohorts), minlength=5), np.array(chances), 4000)
-    both = sum(1 in one and 2 in one for one in cohorts)
+    both = sum(1 in cohort and 2 in cohort for cohort in cohorts)
     within(np.array([both]), np.array([0.1]), 4000)  # clients are independent
     assert selected(availability={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
 
@@ -90,15 +90,15 @@ def test_inclusion_probabilities_by_their_definition(weights, data):
 def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size):
     weights = (1.0, 2.0, 3.0, 10.0, 0.5)
     cohorts = selected(rounds=3000, cohort=size, availability={"name": "weighted", "weights": weights})
-    assert all(len(set(one)) == size for one in cohorts)
+    assert all(len(set(cohort)) == size for cohort in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
     within(counts, inclusion_probabilities(np.array(weights), size), 3000)
 
 
 def test_weights_by_number_of_samples():
     weights = {"name": "weighted", "weights": [5, 6, 7, 8, 9]}  # client k has 5 + k rows
-    by_samples, given = (selected(rounds=20, cohort=2, availability=one) for one in ("weighted", weights))
-    assert by_samples == given
+    by_samples = selected(rounds=20, cohort=2, availability="weighted")
+    assert by_samples == selected(rounds=20, cohort=2, availability=weights)
 
 
 def chain(p_off, p_on, rounds, clients=5):
@@ -120,12 +120,12 @@ P_OFF, P_ON = (0.02, 0.3, 1.0, 0.0, 0.9), (0.03, 0.4, 1.0, 0.2, 0.8)
 
 def test_markov_states_agree_with_the_definition():
     wanted, law = chain(P_OFF, P_ON, 60), {"name": "markov", "p_off": P_OFF, "p_on": P_ON}
-    found = selected(rounds=60, availability=law)
-    assert found == [np.flatnonzero(one).tolist() for one in wanted]
+    cohorts = selected(rounds=60, availability=law)
+    assert cohorts == [np.flatnonzero(states).tolist() for states in wanted]
     for r in (1, 2, 7, 33, 60):  # the first request of a resumed run
-        assert participants(availability=law).selected(r, 0).tolist() == found[r - 1]
+        assert participants(availability=law).selected(r, 0).tolist() == cohorts[r - 1]
     back = participants(availability=law)
-    assert [back.selected(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
+    assert [back.selected(r, 0).tolist() for r in range(60, 0, -1)] == cohorts[::-1]
 
 
 def test_markov_frequencies_and_its_stationary_start():
@@ -133,8 +133,8 @@ def test_markov_frequencies_and_its_stationary_start():
     starts = [participants(seed=seed, availability=law).selected(1, 0) for seed in range(400)]
     within(np.array([sum(map(len, starts))]), np.array([1 / 3]), 5 * 400)
     states = np.zeros((3000, 5), dtype=bool)
-    for row, one in zip(states, selected(rounds=3000, availability=law)):
-        row[one] = True
+    for row, available in zip(states, selected(rounds=3000, availability=law)):
+        row[available] = True
     before, after = states[:-1], states[1:]
     within(np.array([(before & ~after).sum()]), np.array([0.2]), before.sum())
     within(np.array([(~before & after).sum()]), np.array([0.1]), (~before).sum())
@@ -143,7 +143,7 @@ def test_markov_frequencies_and_its_stationary_start():
 def test_dropouts_are_drawn_by_client_round_and_phase():
     drawn, everyone = participants(dropout=[0.0, 0.3, 0.3, 0.9, 1.0]), np.arange(5)
     every = [(r, phase) for r in range(1, 1001) for phase in (0, 1)]
-    answers = {one: drawn.participating(*one, everyone) for one in every}
+    answers = {address: drawn.participating(*address, everyone) for address in every}
     counts = np.bincount(np.concatenate(list(answers.values())), minlength=5)
     within(counts, np.array([1, 0.7, 0.7, 0.1, 0]), 2000)
     twice = sum(1 in answers[r, 0] and 1 in answers[r, 1] for r in range(1, 1001))
@@ -223,8 +223,8 @@ def test_trace_of_the_cohorts_of_a_round(tmp_path):
     law = {"name": "trace", "file": str(file)}
     problem = Game(clients=5)
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
-    found = [[drawn.selected(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
-    assert found == [[[2], [2]], [[], []], [[1], [0, 4]]]
+    cohorts = [[drawn.selected(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
+    assert cohorts == [[[2], [2]], [[], []], [[1], [0, 4]]]
     file.write_text("round,client\n1,3\n1,0\n")
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
     assert [drawn.selected(1, number).tolist() for number in (0, 1)] == [[0, 3], [0, 3]]
@@ -285,7 +285,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings, expected", REFUSED, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize("settings, expected", REFUSED, ids=lambda value: str(value)[:40])
 def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         job(**settings)

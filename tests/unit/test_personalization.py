@@ -78,8 +78,11 @@ def test_accuracies_of_a_plain_loop(tmp_path, kind):
 def test_the_run_itself_does_not_change(tmp_path):
     plain = table(tmp_path / "plain", batch=8)
     first, last = (
-        mpifed.run(one, SerialComm())
-        for one in (plain, personalized(plain | {"run": plain["run"] | {"out": str(tmp_path / "tuned")}}))
+        mpifed.run(settings, SerialComm())
+        for settings in (
+            plain,
+            personalized(plain | {"run": plain["run"] | {"out": str(tmp_path / "tuned")}}),
+        )
     )
     for key, value in first.parameters["x"].items():
         assert np.array_equal(value, last.parameters["x"][key])

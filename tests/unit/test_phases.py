@@ -70,7 +70,7 @@ def test_a_repeated_phase(tmp_path, T, weights, cohort, group):
 class Recording(Algorithm):
     """Records the values that clients find in a field within a round, in phases of two cohorts."""
 
-    found: list = field(default_factory=list)
+    seen: list = field(default_factory=list)
 
     shared = Record(x="x", y="y")
     client = Record(note=within_round("x"), rounds="scalar")
@@ -88,7 +88,7 @@ class Recording(Algorithm):
     def look(self, where):
         def client(now, shared, client, message, oracle):
             for k, note in zip(oracle.client.tolist(), client.note):
-                self.found.append((now.round, where, k, note.tolist()))
+                self.seen.append((now.round, where, k, note.tolist()))
             client.note = client.note + 1 + torch.from_numpy(oracle.client)[:, None].double()
             client.rounds += 1
             message.x = shared.x.expand_as(client.note)
@@ -104,7 +104,7 @@ def test_fields_within_a_round_start_at_zero_for_every_cohort(tmp_path, cohort, 
     simulation = started(config, 3)
     assert "note" not in simulation.clients and "rounds" in simulation.clients
     seen = {where: set() for where in ("first", "later", "fresh", "after")}
-    for r, where, k, note in simulation.config.algorithm.found:
+    for r, where, k, note in simulation.config.algorithm.seen:
         seen[where].add((r, k))
         assert note == [k + 1.0 if where in ("later", "after") else 0.0] * DX
     assert seen["first"] == seen["later"] and seen["fresh"] == seen["after"]
@@ -207,8 +207,8 @@ def test_an_analytic_operator(tmp_path, method, group):
         trace(configuration(method(K=3, eta=0.05), problem, tmp_path, noise=0, group=group))
         for problem in (Turned(clients=CLIENTS), Game(clients=CLIENTS))
     )
-    for one, other in zip(analytic, automatic):  # points and output points
-        np.testing.assert_allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
+    for points, expected in zip(analytic, automatic):  # points and output points
+        np.testing.assert_allclose(points, expected, rtol=ROUNDING, atol=ROUNDING)
     assert np.abs(np.diff(automatic[0], axis=0)).max() > 1e-2
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from mpifed import Blocks, Config, Minimisation, resume, run
 from mpifed.algorithms import FedAvg
 from mpifed.core.autodiff import ELEMENTWISE, Gradients, position_independent, vectorised
-from mpifed.parallel import devices
+from mpifed.parallel import reproducibility
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.client_batching import POSITION
 from mpifed.simulation.simulation import Simulation
@@ -37,7 +37,7 @@ def different_parts(function, *arguments):
     return [
         (first, last)
         for first, last in PARTS
-        if not all(map(torch.equal, evaluated(first, last), (one[first:last] for one in whole)))
+        if not all(map(torch.equal, evaluated(first, last), (rows[first:last] for rows in whole)))
     ]
 
 
@@ -199,12 +199,13 @@ def test_other_instruction_sets(capability, monkeypatch, tmp_path):
 @pytest.mark.parametrize("before", ["import torch, mpifed", "import mpifed, torch"])
 def test_products_do_not_depend_on_alignment_for_either_order_of_imports(before, monkeypatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    program = f"{before}\nfrom mpifed.parallel import devices\nprint(devices._products_depend_on_alignment())"
+    program = f"{before}\nfrom mpifed.parallel.reproducibility import _products_depend_on_alignment as depend"
+    program += "\nprint(depend())"
     assert launch(0, ["-c", program]) == (0, "False\n")
 
 
 def test_products_that_depend_on_alignment_are_rejected_for_exact(monkeypatch):
-    monkeypatch.setattr(devices, "_products_depend_on_alignment", lambda: True)
+    monkeypatch.setattr(reproducibility, "_products_depend_on_alignment", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     with pytest.raises(CollectiveError, match="MKL_CBWR.*import mpifed before .*or set run.reduction"):
         Simulation.from_settings(job(Logistic()), COMM)

@@ -70,7 +70,7 @@ def test_the_gradient_of_phi_of_a_user_defined_loss(ball, weights):
 def test_full_gradients_are_weighted():
     """The clients of the game have 5, 6 and 7 rows."""
     uniform, samples = (
-        simulated(Game(), ["stationarity"], rounds=0, weights=one) for one in ("uniform", "samples")
+        simulated(Game(), ["stationarity"], rounds=0, weights=by) for by in ("uniform", "samples")
     )
     full = samples.full_data()
     locals_ = torch.stack([full.local(place, samples.point()) for place in range(3)])
@@ -284,23 +284,11 @@ def test_measures_are_nan_if_the_gradient_is_not_finite():
 def test_the_tail_of_the_noise():
     """The same values as ``mpifed estimate`` after the same round."""
     simulation = simulated(Game(), ["tail"], batch_size=2, samples=40)
-    found = simulation.evaluate()
+    measured = simulation.evaluate()
     rows = estimate(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
     (row,) = [row for row in rows if row["client"] == "all" and row["round"] == 1]
-    assert 0 < found["tail_low"] < found["tail"] < found["tail_high"]
-    assert {name: row[name] for name in TAIL} == {name: found[name] for name in TAIL}
-
-
-@dataclass
-class Named(Game):
-    def metrics(self, x, y, predictions):
-        return {"phi_gradient": 0.0}
-
-
-@dataclass
-class Broken(Game):
-    def best_response(self, x):
-        raise RuntimeError("no answer")
+    assert 0 < measured["tail_low"] < measured["tail"] < measured["tail_high"]
+    assert {name: row[name] for name in TAIL} == {name: measured[name] for name in TAIL}
 
 
 @pytest.mark.parametrize("name, algorithm, measures, error", [
@@ -320,24 +308,24 @@ def test_invalid_measures(name, algorithm, measures, error):
         simulated(problem(name), algorithm=algorithm, **measures)
 
 
-def test_errors_of_user_defined_functions():
-    simulation = simulated(Named(), ["phi"])
-    with pytest.raises(CollectiveError, match="measures. has a metric 'phi_gradient' already"):
-        simulation.evaluate()
-    simulation = simulated(Broken(), ["phi"])
-    with pytest.raises(CollectiveError, match="Broken.best_response failed: RuntimeError: no answer"):
-        simulation.evaluate()
+def refuse(x):
+    raise RuntimeError("no answer")
+
+
+@pytest.mark.parametrize("name, function, error", [
+    ("metrics", lambda *point: {"phi_gradient": 0.0}, "measures. has a metric 'phi_gradient' already"),
+    ("best_response", refuse, "Game.best_response failed: RuntimeError: no answer"),
+])  # fmt: skip
+def test_errors_of_user_defined_functions(name, function, error):
+    game = Game()
+    setattr(game, name, function)
+    with pytest.raises(CollectiveError, match=error):
+        simulated(game, ["phi"]).evaluate()
 
 
 def test_a_user_defined_best_response():
     """It is used if clients have equal weights, and its residual shows its accuracy."""
-
-    @dataclass
-    class Wrong(Game):
-        def best_response(self, x):
-            return torch.zeros(2)
-
-    for weights, residual in (("uniform", 0.1), ("samples", 0.0)):
-        simulation = simulated(Wrong(), ["phi"], weights=weights)
-        measured = simulation.evaluate()["phi_residual"]
-        assert (measured > residual) if residual else (measured <= 1e-10)
+    game = Game()
+    game.best_response = lambda x: torch.zeros(2)
+    assert simulated(game, ["phi"]).evaluate()["phi_residual"] > 0.1
+    assert simulated(game, ["phi"], weights="samples").evaluate()["phi_residual"] <= 1e-10

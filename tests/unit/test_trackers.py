@@ -58,9 +58,9 @@ def test_mlflow(track, tmp_path, monkeypatch):
     result = track(callback_in("mlflow_callback.py")())
     client = mlflow.MlflowClient()
     (run,) = client.search_runs(["0"])
-    history = sorted(client.get_metric_history(run.info.run_id, "error"), key=lambda one: one.step)
-    assert [one.step for one in history] == ROUNDS
-    assert [one.value for one in history] == result.history["error"]
+    history = sorted(client.get_metric_history(run.info.run_id, "error"), key=lambda logged: logged.step)
+    assert [logged.step for logged in history] == ROUNDS
+    assert [logged.value for logged in history] == result.history["error"]
     assert run.data.tags["stopped"] == result.stopped and run.info.status == "FINISHED"
 
 

@@ -10,7 +10,8 @@ import torch
 
 from mpifed.parallel import devices, transport, world
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.devices import deterministic, device_for, peak_memory
+from mpifed.parallel.devices import device_for, peak_memory
+from mpifed.parallel.reproducibility import deterministic
 from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
 
@@ -202,11 +203,11 @@ def test_deterministic_algorithms_are_temporary(monkeypatch, workspace):
 
 def test_peak_memory():
     """5 %: the two counters of the kernel are not read at the same time."""
-    found = peak_memory(SerialComm(), CPU)
+    memory = peak_memory(SerialComm(), CPU)
     with open("/proc/self/status") as status:
         peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-    assert found["gpu"].tolist() == [-1] and found["peak_gpu_bytes"].tolist() == [0]
-    np.testing.assert_allclose(found["peak_host_bytes"], peak * 1024, rtol=0.05)
+    assert memory["gpu"].tolist() == [-1] and memory["peak_gpu_bytes"].tolist() == [0]
+    np.testing.assert_allclose(memory["peak_host_bytes"], peak * 1024, rtol=0.05)
     ranks = {"peak_host_bytes": np.array([310e6, 322.4e6]), "peak_gpu_bytes": np.array([0, 0])}
     assert describe_memory(ranks) == "host 310-322 MB, GPU 0 MB"
 
