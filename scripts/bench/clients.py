@@ -13,7 +13,7 @@ memory of rank 0 over that before the simulation, ``state`` the client state tha
 and ``bytes`` are collectives of rank 0 per round and their buffers.
 
 ``--ranks`` starts real processes; the results must have the same bits on all numbers of ranks
-(``agreement.py``). ``--of R`` computes the part of rank 0 of R with a communicator that counts the collectives
+(``agreement.py``). ``--of R`` computes the part of rank 0 of R with a communicator that counts collectives
 and returns this rank's own values: results are meaningless, but the work of a rank, the calls and the bytes
 are those of R ranks.
 """
