@@ -4,11 +4,15 @@
 that are *available*. If ``participation.cohort`` is set, that many of them are sampled, uniformly except with
 ``weighted``. Random numbers have addresses (seed, purpose, client, round), so all ranks sample the same
 clients without communication, and checkpoints store no state. A trace is read from a CSV file.
+
+Sampling S of N clients takes time and memory proportional to S: clients are drawn one after another, and
+those that are not available are skipped. Without a cohort, and with ``weighted``, every client is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,8 +29,66 @@ from mpifed.core.streams import Stream
 __all__ = [
     "AVAILABILITY_MODELS", "Availability", "Available", "Bernoulli", "Chain", "Cyclic", "Markov",
     "Participation", "Probabilities", "Trace", "Uniform", "Weighted", "inclusion_probabilities", "per_client",
-    "read_trace", "systematic_sample",
+    "random_order", "read_trace", "systematic_sample",
 ]  # fmt: skip
+
+
+def random_order(stream: Stream, n: int, first: int) -> Iterator[np.ndarray]:
+    """Yield a random permutation of ``range(n)`` in parts; time and memory are proportional to what is used.
+
+    Numbers are drawn with replacement, and repeated ones are dropped. When half of the numbers have been
+    drawn, the others follow in one part.
+
+    Args:
+        first: number of draws for the first part; every further part has twice as many as the one before.
+    """
+    drawn, size = np.zeros(0, dtype=np.int64), first + first % 2  # two draws use a whole counter
+    while 2 * len(drawn) < n:
+        numbers = (stream.uniform(size)[0, 0] * n).astype(np.int64)
+        _, positions = np.unique(numbers, return_index=True)
+        part = numbers[np.sort(positions)]
+        part = part[~np.isin(part, drawn)]
+        drawn, size = np.concatenate([drawn, part]), 2 * size
+        yield part
+    others = np.setdiff1d(np.arange(n), drawn)
+    yield others[np.argsort(stream.uniform(len(others))[0, 0], kind="stable")]
+
+
+@dataclass(frozen=True)
+class Available:
+    """The clients that are available when a cohort is sampled.
+
+    Attributes:
+        candidates: numbers of clients, ascending.
+        are_available: returns which of the given clients are available, bool; ``None`` if all candidates are.
+    """
+
+    candidates: range | np.ndarray
+    are_available: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def all(self) -> np.ndarray:
+        """Return all available clients, ascending."""
+        return self._available(np.arange(len(self.candidates)))
+
+    def sample(self, size: int, stream: Stream) -> np.ndarray:
+        """Return ``size`` of the available clients, sampled uniformly without replacement, ascending.
+
+        If fewer clients are available, all of them are returned.
+        """
+        if size >= len(self.candidates):
+            return self.all()
+        parts: list[np.ndarray] = []
+        for positions in random_order(stream, len(self.candidates), size):
+            parts.append(self._available(positions))
+            if sum(map(len, parts)) >= size:
+                break
+        return np.sort(np.concatenate(parts)[:size])
+
+    def _available(self, positions: np.ndarray) -> np.ndarray:
+        """Return the available ones of the candidates at ``positions``."""
+        some = self.candidates
+        clients = some.start + positions if isinstance(some, range) else some[positions]
+        return clients if self.are_available is None else clients[self.are_available(clients)]
 
 
 class Chain:
@@ -42,29 +104,34 @@ class Chain:
     """
 
     def __init__(self, seed: int, p_off: np.ndarray, p_on: np.ndarray, stationary: np.ndarray):
-        self._seed, self._on, self._stay, self._first = seed, p_on, 1 - p_off, stationary
-        self._round, self._state = 0, np.zeros(len(p_on), dtype=bool)
+        self._seed, self._on, self._off, self._first = seed, p_on, p_off, stationary
+        self._round, self._state = 0, np.zeros(0, dtype=bool)
 
     def _draws(self, clients: np.ndarray, r: int) -> np.ndarray:
         return Stream(self._seed, "markov", clients, r).uniform()[:, 0]
 
-    def state(self, r: int) -> np.ndarray:
-        """Return which clients are on in round ``r``, bool ``[N]``."""
+    def are_on(self, clients: np.ndarray, r: int) -> np.ndarray:
+        """Return which of the ``clients`` are on in round ``r``, bool.
+
+        If all clients are asked for in one round after another, each state follows from the one before.
+        """
+        if len(clients) < len(self._on):
+            return self._go_back(clients, r)
         if r == self._round + 1 and self._round:
-            all_clients = np.arange(len(self._on))
-            self._state = self._draws(all_clients, r) < np.where(self._state, self._stay, self._on)
+            self._state = self._draws(clients, r) < np.where(self._state, 1 - self._off, self._on)
         elif r != self._round:
-            self._state = self._go_back(r)
+            self._state = self._go_back(clients, r)
         self._round = r
         return self._state
 
-    def _go_back(self, r: int) -> np.ndarray:
-        """Compute the state of round ``r`` without that of round ``r`` - 1."""
-        state, undecided = np.zeros(len(self._on), dtype=bool), np.arange(len(self._on))
+    def _go_back(self, clients: np.ndarray, r: int) -> np.ndarray:
+        """Compute the states of ``clients`` in round ``r`` without those of round ``r`` - 1."""
+        state, undecided = np.zeros(len(clients), dtype=bool), np.arange(len(clients))
         for back in range(r):
-            draws, stay, on = self._draws(undecided, r - back), self._stay[undecided], self._on[undecided]
+            numbers = clients[undecided]
+            draws, stay, on = self._draws(numbers, r - back), 1 - self._off[numbers], self._on[numbers]
             if back == r - 1:
-                decided, value = np.ones(len(undecided), dtype=bool), draws < self._first[undecided]
+                decided, value = np.ones(len(undecided), dtype=bool), draws < self._first[numbers]
             else:
                 low, high = np.minimum(stay, on), np.maximum(stay, on)
                 decided, value = (draws < low) | (draws >= high), draws < low
@@ -108,11 +175,6 @@ def systematic_sample(probabilities: np.ndarray, order: np.ndarray, start: float
     intervals = np.searchsorted(ends, start + np.arange(size), side="right")
     sampled = order[np.minimum(intervals, len(order) - 1)] if size else order[:0]
     return np.unique(np.concatenate([certain, sampled]))
-
-
-#: ``available(r, number)`` returns the clients that are available when cohort ``number`` of round ``r`` is
-#: sampled, ascending; ``None`` for all clients.
-Available = Callable[[int, int], np.ndarray | None]
 
 
 def _numbers(value, expected: str, fits: Callable[[Any], bool]) -> float | tuple[float, ...]:
@@ -181,9 +243,9 @@ class _AvailabilityModel:
         """
         return 1.0
 
-    def start(self, seed: int, clients: int) -> Available:
-        """Return the function ``available(r, number)`` of a run, see :data:`Available`."""
-        return lambda r, number: None
+    def start(self, seed: int, clients: int) -> Callable[[int, int], Available]:
+        """Return the function ``available(r, number)`` of a run, for cohort ``number`` of round ``r``."""
+        return lambda r, number: Available(range(clients))
 
 
 @hyperparameters
@@ -233,11 +295,14 @@ class Bernoulli(_AvailabilityModel):
         return per_client(self.probability, clients, "participation.availability.probability")
 
     def start(self, seed, clients):
-        all_clients, probabilities = np.arange(clients), self.probabilities(clients)
+        probabilities = np.broadcast_to(self.probabilities(clients), (clients,))
 
-        def available(r: int, number: int) -> np.ndarray:
-            draws = Stream(seed, "bernoulli", all_clients, r, first=number).uniform()[:, 0]
-            return np.flatnonzero(draws < probabilities)
+        def available(r: int, number: int) -> Available:
+            def are_available(some: np.ndarray) -> np.ndarray:
+                draws = Stream(seed, "bernoulli", some, r, first=number).uniform()[:, 0]
+                return draws < probabilities[some]
+
+            return Available(range(clients), are_available)
 
         return available
 
@@ -259,9 +324,9 @@ class Cyclic(_AvailabilityModel):
     def start(self, seed, clients):
         edges = [block * clients // self.blocks for block in range(self.blocks + 1)]
 
-        def available(r: int, number: int) -> np.ndarray:
+        def available(r: int, number: int) -> Available:
             turn = (r - 1 + number) % self.blocks
-            return np.arange(edges[turn], edges[turn + 1])
+            return Available(range(edges[turn], edges[turn + 1]))
 
         return available
 
@@ -294,7 +359,7 @@ class Markov(_AvailabilityModel):
     def start(self, seed, clients):
         probabilities = (*self.transitions(clients), self.stationary(clients))
         chain = Chain(seed, *(np.broadcast_to(p, (clients,)) for p in probabilities))
-        return lambda r, number: np.flatnonzero(chain.state(r))
+        return lambda r, number: Available(range(clients), lambda some: chain.are_on(some, r))
 
 
 @hyperparameters
@@ -407,8 +472,8 @@ COLUMNS = (("round", "client"), ("round", "cohort", "client"))
 NUMBERS = {2: "two", 3: "three"}
 
 
-def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFile]:
-    """Read a trace: return the function that returns the available clients, and the file with its digest.
+def read_trace(file: str, clients: int, cohorts: int) -> tuple[Callable[[int, int], Available], DataFile]:
+    """Read a trace: return the function ``available(r, number)``, and the file with its digest.
 
     Args:
         cohorts: number of cohorts per round of the method.
@@ -445,9 +510,9 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
         raise ValueError(f"{file}, line {number}: duplicate entry: client {client}, {where}")
     keys, members = rows[:, 0] * cohorts + rows[:, 1], np.ascontiguousarray(rows[:, 2])
 
-    def available(r: int, number: int) -> np.ndarray:
+    def available(r: int, number: int) -> Available:
         key = r * cohorts + (number if "cohort" in columns else 0)
-        return members[slice(*np.searchsorted(keys, [key, key + 1]))]
+        return Available(members[slice(*np.searchsorted(keys, [key, key + 1]))])
 
     return available, DataFile(str(path.absolute()), digest([content]))
 

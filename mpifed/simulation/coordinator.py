@@ -12,6 +12,7 @@ and computes bitwise identical matrices from the same averages, without the broa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -182,8 +183,8 @@ class Participants:
             self._trace, self.files["trace"] = read_trace(self._availability.file, problem.clients, cohorts)
 
     @cached_property
-    def _available(self) -> Available:
-        """The available clients by round, created after the check of memory."""
+    def _available(self) -> Callable[[int, int], Available]:
+        """Returns the available clients of a round and a cohort; created after the check of memory."""
         if isinstance(self._availability, Trace):
             return self._trace
         return self._availability.start(self._seed, self._clients)
@@ -216,18 +217,16 @@ class Participants:
 
     def selected(self, r: int, number: int) -> np.ndarray | None:
         """Return the clients of the ``number``-th cohort of round ``r``, ascending; ``None`` for all."""
-        available, clients = self._available(r, number), self._clients
-        if self._size >= (clients if available is None else len(available)):
-            return available
-        stream = Stream(self._seed, "cohort", round=r, first=number)
-        order = stream.permutation(clients)[0, 0]
-        if isinstance(self._availability, Weighted):
-            return systematic_sample(self.probabilities, order, stream.uniform()[0, 0])
-        if available is not None:
-            is_available = np.zeros(clients, dtype=bool)
-            is_available[available] = True
-            order = order[is_available[order]]
-        return np.sort(order[: self._size])
+        available = self._available(r, number)
+        if self._size < self._clients:
+            stream = Stream(self._seed, "cohort", round=r, first=number)
+            if isinstance(self._availability, Weighted):
+                order = stream.permutation(self._clients)[0, 0]
+                return systematic_sample(self.probabilities, order, stream.uniform()[0, 0])
+            return available.sample(self._size, stream)
+        if available.are_available is None and len(available.candidates) == self._clients:
+            return None
+        return available.all()
 
     def participating(self, r: int, phase: int, members: np.ndarray) -> np.ndarray:
         """Return the ``members`` whose messages count in the ``phase``-th phase of round ``r``, ascending."""

@@ -63,4 +63,14 @@ def cohort(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.nd
     """Return the ``number``-th cohort of round ``r``: ``size`` clients, uniform without replacement."""
     if size == clients:
         return np.arange(clients)
-    return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])
+    stream, chosen, draws = Stream(seed, "cohort", round=r, first=number), [], size + size % 2
+    while len(chosen) < size and 2 * len(chosen) < clients:
+        for u in stream.uniform(draws)[0, 0]:
+            if int(u * clients) not in chosen:
+                chosen.append(int(u * clients))
+        draws *= 2
+    if len(chosen) < size:
+        others = [client for client in range(clients) if client not in chosen]
+        keys = stream.uniform(len(others))[0, 0]
+        chosen += [client for _, client in sorted(zip(keys, others))]
+    return np.sort(chosen[:size])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import drawn
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.algorithms import FGDA, LSGD, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.core.participation import Markov, Participation, inclusion_probabilities, read_trace
+from mpifed.core.participation import Markov, Participation, inclusion_probabilities, random_order, read_trace
 from mpifed.core.streams import Stream
 from mpifed.simulation.coordinator import Participants
 
@@ -44,6 +46,37 @@ def test_default_availability_is_uniform():
         assert selected(cohort=size) == selected(cohort=size, availability="uniform") == wanted
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_set_of_clients_is_an_equally_probable_cohort(size):
+    cohorts = [tuple(cohort) for cohort in selected(rounds=3000, cohort=size)]
+    sets = list(itertools.combinations(range(5), size))
+    counts = np.array([cohorts.count(one) for one in sets])
+    assert counts.sum() == 3000
+    within(counts, np.full(len(sets), 1 / len(sets)), 3000)
+
+
+@settings(deadline=None, max_examples=30)
+@given(n=st.integers(1, 40), first=st.integers(1, 50), r=st.integers(1, 9))
+def test_a_random_order_has_every_number_once(n, first, r):
+    order = np.concatenate(list(random_order(Stream(SEED, "order", round=r), n, first)))
+    assert sorted(order) == list(range(n))
+
+
+@pytest.mark.parametrize("model", [
+    "uniform",
+    {"name": "bernoulli", "probability": 0.5},
+    {"name": "markov", "p_off": 0.5, "p_on": 0.25},
+    {"name": "cyclic", "blocks": 1000},
+])  # fmt: skip
+def test_a_cohort_takes_the_time_and_the_memory_of_its_members(model):
+    """An array over 10^12 clients would not fit."""
+    drawn = Participants(Participation(cohort=6, availability=model), SEED, Game(clients=10**12))
+    for r in (1, 2, 30):
+        members = drawn.selected(r, 0)
+        assert len(set(members)) == 6 and list(members) == sorted(members)
+        assert 0 <= members[0] and members[-1] < 10**12
+
+
 def test_bernoulli_frequencies():
     chances = (0.0, 0.2, 0.5, 0.9, 1.0)
     cohorts = selected(rounds=4000, availability={"name": "bernoulli", "probability": chances})
@@ -61,6 +94,15 @@ def test_cyclic_visits_each_client_once_per_cycle(clients, data):
     assert cohorts[:blocks] == cohorts[blocks:]
     assert sum(cohorts[:blocks], []) == list(range(clients))
     assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
+
+
+def test_a_cohort_is_sampled_from_the_clients_that_are_on():
+    """Those that the model without a cohort lists, also if fewer than the cohort are on."""
+    for model in ({"name": "bernoulli", "probability": 0.4}, {"name": "markov", "p_off": 0.3, "p_on": 0.2}):
+        everyone, some = selected(40, 30, availability=model), selected(40, 30, availability=model, cohort=18)
+        assert {len(cohort) < 18 for cohort in some} == {True, False}
+        for on, cohort in zip(everyone, some):
+            assert set(cohort) <= set(on) and len(cohort) == min(18, len(on))
 
 
 def test_cohort_is_sampled_from_available_clients():
