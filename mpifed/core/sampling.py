@@ -238,7 +238,6 @@ class Sampler:
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
         self.generates_samples, self._numbers_per_sample = False, batch_size
-        self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self._reset()
         if len(self.clients):
             self._draw_first_sample()
@@ -260,6 +259,8 @@ class Sampler:
         """Start round 0 with all clients and an empty cache."""
         self._cache, self._expected = _BlockCache(), {"sample": 1, "normal": 1}
         self.members = np.arange(len(self.clients))
+        self.numbers, self.normals = np.zeros((2, len(self.clients)), dtype=np.int64)
+        self._selected: list[np.ndarray] = [self.members[:0]]
         self.begin_round(0)
 
     def _draw_first_sample(self) -> None:
@@ -294,18 +295,19 @@ class Sampler:
 
     def begin_round(self, r: int) -> None:
         """Start round ``r``, in which as many samples are expected as in the previous round."""
+        selected = np.concatenate(self._selected)  # the others, of which there may be many more, have none
         for counter, used in (("sample", self.numbers), ("normal", self.normals)):
-            if used.any():
-                self._expected[counter] = int(used.max())
-        self.round, self.selection = r, ""
-        self.numbers = np.zeros(len(self.clients), dtype=np.int64)
-        self.normals = np.zeros(len(self.clients), dtype=np.int64)
+            if most := used[selected].max(initial=0):
+                self._expected[counter] = int(most)
+            used[selected] = 0
+        self.round, self.selection, self._selected = r, "", [self.members]
         self._cache.end_round()
 
     def select_members(self, members: np.ndarray) -> None:
         """Select the clients at positions ``members`` on this rank."""
         if not np.array_equal(members, self.members):
             self.members = members
+            self._selected.append(members)
             self._cache.clear()
 
     def expect_selection(self, selection: str) -> None:

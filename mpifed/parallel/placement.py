@@ -105,7 +105,7 @@ class Cohort:
         ranks = placement.rank_of[members]
         self.counts = np.bincount(ranks, minlength=placement.ranks)
         mine = members[ranks == rank]
-        self.local = np.searchsorted(placement.clients_of(rank), mine)
+        self.local = mine - placement.edges[rank]
         self.total = float(len(members))
         self.weights = self.local_weights = None
         if weights is not None:

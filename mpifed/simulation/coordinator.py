@@ -113,7 +113,7 @@ class Coordinator:
         if not self.participants.unbiased or cohort is self._all_clients:
             return None
         scale = cohort.total / self._total
-        members = self.placement.clients_of(self.comm.rank)[cohort.local]
+        members = cohort.local + self.placement.edges[self.comm.rank]
         return scale, self.participants.probabilities[members] * (scale / self.cohort_weight(cohort))
 
     def refresh(self, r: int, mean: State, names: tuple[str, ...], t: int) -> tuple[str, ...]:
