@@ -19,7 +19,6 @@ from realdata import ROOT as DATA
 from realdata import real
 
 from claims.entries import read
-from mpifed.algorithms import ALGORITHMS
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tables import read_table
@@ -139,13 +138,6 @@ def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
             before,
             after,
         )
-
-
-def test_every_method_is_in_a_job_file():
-    """Methods without a figure have a file in jobs/baselines."""
-    files = [*FILES.values(), *(ROOT / "jobs/baselines").glob("*.toml")]
-    missing = set(ALGORITHMS) - {name for file in files for name in jobs(file)}
-    assert not missing, f"add a line for each of {missing} to a file of jobs/baselines"
 
 
 def test_reproduce_runs_draws_and_resumes(tmp_path):

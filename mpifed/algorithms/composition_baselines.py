@@ -130,7 +130,10 @@ class LocalSCGDM(Algorithm):
     source = "Gao et al. 2022, Local-SCGDM"
     cites = ("gao2022localscgdm",)
     family = "composition"
-    paper_cost = "up 2D + p; down 2D + p (p = size of g); 1 phase; 1 of g with its Jacobian, 1 of ∇f per step"
+    paper_cost = (
+        "up and down 2D + p (p = size of g; 2D without average_inner); 1 phase; 1 of g with its Jacobian and "
+        "1 of ∇f per step"
+    )
     calls_per_step = 2
     partial_participation = False
     steps = "p"
@@ -180,6 +183,12 @@ class LocalSCGD(LocalSCGDM):
     """Local-SCGD: Local-SCGDM without momentum, α = 1."""
 
     alpha: Weight = Field(default=1.0, init=False)
+
+    source = "Gao et al. 2022, Local-SCGD"
+    paper_cost = (
+        "up and down D + p (p = size of g; D without average_inner); 1 phase; 1 of g with its Jacobian and "
+        "1 of ∇f per step"
+    )
 
 
 @hyperparameters

@@ -79,7 +79,7 @@ class LocalDualExtrapolation(DualMethod):
     cites = ("wang_nd_slippax", "bai2024composite")
     output = "average"
     averages = {"z": "average"}
-    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values per step"
+    paper_cost = "up 2D; down 2D; 2 phases (1 without sync_extrapolation); 2 operator values per step"
     calls_per_step = 2
     partial_participation = False
 

@@ -109,7 +109,7 @@ Server = choice("server", SERVERS)
 
 @hyperparameters
 class FedAvg(Algorithm):
-    """FedAvg: local steps, then a server step along the average displacement."""
+    """FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi: local steps, then a server step along their average."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")

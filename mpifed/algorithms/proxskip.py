@@ -83,7 +83,7 @@ class ProxSkipVIPFL(_ProxSkip):
 
     source = "Zhang et al. 2024, ProxSkip-VIP-FL; Mishchenko et al. 2022, Scaffnew"
     cites = ("zhang2024proxskip", "mishchenko2022proxskip")
-    paper_cost = "up D; down D; 1 phase; 1 operator value per step"
+    paper_cost = "up D; down D; 1 phase; 1 operator value per step, 1/p steps on average"
     client = Record(h="z", z="z")
 
     def client_round(self, now, shared, client, message, oracle):

@@ -111,7 +111,7 @@ class SmoothedGDA(Algorithm):
 
     source = "Shen et al. 2024, Algorithm 2"
     cites = ("shen2024fessgda", "zhang2020smoothed")
-    paper_cost = "central: no communication is counted"
+    paper_cost = "central; here up D; down D; 1 phase (2 with alternating); 1 gradient per step"
     partial_participation = False
     projects = "server"
     shared = Record(x="x", y="y", z="x")

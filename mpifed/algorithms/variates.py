@@ -179,7 +179,7 @@ class KGTMinimax(SAGDA):
 
     source = "Li 2024, K-GT-Minimax; Liu et al. 2023, K-GT"
     cites = ("li2024kgtminimax", "liu2023kgt")
-    paper_cost = "up D; down D; 1 phase; 1 gradient per step, and 1 at the start"
+    paper_cost = "up D (here 2D); down D (here 2D); 1 phase; 1 gradient per step, and 1 at the start"
 
 
 @hyperparameters

@@ -112,7 +112,7 @@ class LESGD(ExtraStepLocalSGD):
     )
     source = "Wang & Kale n.d., eq. 4"
     cites = ("wang_nd_slippax", "beznosikov2022extragradient")
-    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values per step"
+    paper_cost = "up 2D; down 2D; 2 phases (1 without sync_extrapolation); 2 operator values per step"
 
     shared = Record(z="z", average=not_sent("z"), x="z")
     client = Record(z=within_round("z"))

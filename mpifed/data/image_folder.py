@@ -22,7 +22,7 @@ from pydantic import Field
 from mpifed.base.data_files import folder_chunks, is_hidden, listing
 from mpifed.base.errors import truncate
 from mpifed.base.settings import UserPath, hyperparameters
-from mpifed.data.samples import Images, Pixels, expect_all_classes
+from mpifed.data.samples import Images, Pixels, expect_all_classes, split_fields
 from mpifed.data.sources import DataError, Source, opened, parsing, warn_of_left_out
 
 if TYPE_CHECKING:
@@ -243,8 +243,8 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
     _expect_no_empty_class(tree, parts["train"])
     _warn_of_left_out(tree, parts)
     classes = sorted({name for files in parts.values() for name in files.values()})
-    labels = {part: _numbers(files, classes) for part, files in parts.items()}
-    expect_all_classes(classes, {part: numbers.numpy() for part, numbers in labels.items()}, str(tree.path))
+    labels = {part: np.searchsorted(classes, [*files.values()]) for part, files in parts.items()}
+    expect_all_classes(classes, labels, str(tree.path))
     shape = (size, size) if size else _size(tree, next(iter(parts["train"])))
     with parsing(tree.path, f"{len(labels['train'])} images of {shape[0]} x {shape[1]} pixels"):
         pixels = {
@@ -252,8 +252,12 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
             for part, files in parts.items()
         }
     return Images(
-        **{part: Pixels(images if part == "train" else images[:]) for part, images in pixels.items()},
-        **{f"{part}_labels": numbers for part, numbers in labels.items()},
+        **split_fields(
+            {
+                part: (Pixels(images if part == "train" else images[:]), torch.from_numpy(labels[part]))
+                for part, images in pixels.items()
+            }
+        ),
         files=source.files,
         class_names=classes,
     )
@@ -363,8 +367,3 @@ def _size(tree: _Tree, name: str) -> tuple[int, int]:
         _opened(tree, name) as image,
     ):
         return image.size[::-1]
-
-
-def _numbers(files: dict[str, str], classes: list[str]) -> torch.Tensor:
-    number = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([number[name] for name in files.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -145,12 +146,13 @@ def expect_dense_memory(rows: csr_matrix, what: str, where: Callable[[int], str]
 
 def _first_invalid_line(lines: list[bytes], parse) -> tuple[int, bytes]:
     """Return the number and text of the first line that ``parse`` cannot read, by bisection."""
-    start, stop = 0, len(lines)
-    while stop - start > 1:
-        middle = (start + stop) // 2
+
+    def fails(count: int) -> bool:
         try:
-            parse(b"".join(lines[start:middle]))
-            start = middle
+            parse(b"".join(lines[:count]))
         except Exception:  # as above
-            stop = middle
-    return start + 1, b"".join(lines[start:stop])
+            return True
+        return False
+
+    number = bisect(range(1, len(lines)), False, key=fails) + 1
+    return number, lines[number - 1]

@@ -21,7 +21,7 @@ from mpifed.data.sources import DataError
 __all__ = [
     "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "as_float32",
     "encode_labels", "expect_all_classes", "expect_contiguous", "expect_labels", "hold_out", "is_decimal",
-    "owner_fields", "splits_of", "splits", "standardized",
+    "owner_fields", "split_fields", "splits_of", "splits", "standardized",
 ]  # fmt: skip
 
 #: The splits of a data set, in the order of their use.
@@ -214,6 +214,12 @@ def splits_of(data: Labelled) -> dict[str, tuple[Any, np.ndarray]]:
     """Return samples and class labels of each split of a data set."""
     names = ["train", "test", *([VALIDATION] if data.validation is not None else [])]
     return {name: (getattr(data, name), getattr(data, f"{name}_labels").numpy()) for name in names}
+
+
+def split_fields(parts: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Return the fields of a data set with the samples and labels of each split, such as ``train_labels``."""
+    samples = {part: samples for part, (samples, _) in parts.items()}
+    return samples | {f"{part}_labels": labels for part, (_, labels) in parts.items()}
 
 
 def splits(

@@ -36,6 +36,7 @@ from mpifed.data.samples import (
     expect_contiguous,
     expect_labels,
     owner_fields,
+    split_fields,
 )
 from mpifed.data.sources import DataError, parsing
 
@@ -68,8 +69,7 @@ class UserFunction(UserObject):
         """
         parts, classes, clients = self._returned(_as_numbers)
         return Labelled(
-            **{part: torch.from_numpy(samples) for part, (samples, _) in parts.items()},
-            **{f"{part}_labels": torch.from_numpy(labels) for part, (_, labels) in parts.items()},
+            **split_fields({part: tuple(map(torch.from_numpy, pair)) for part, pair in parts.items()}),
             files=self._digest(parts, classes, clients),
             class_names=classes,
             **self._owners(clients, parts),
@@ -85,19 +85,16 @@ class UserFunction(UserObject):
             DataError: it did not return a data set, or returned different samples in two calls.
         """
         began = time.monotonic()
-        found = self._called(convert)
-        if time.monotonic() - began < FAST and self._digest(*found) != self._digest(*self._called(convert)):
+        data = self._called(convert)
+        if time.monotonic() - began < FAST and self._digest(*data) != self._digest(*self._called(convert)):
             raise DataError(
                 f"{self}: expected the same samples from every call, found others in a second call: seed its "
                 "generators, e.g. np.random.default_rng(0)"
             )
-        return found
+        return data
 
+    @seeded_globals(0)
     def _called(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
-        with seeded_globals(0):
-            return self._converted(convert)
-
-    def _converted(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
         returned = call_user_code(f"{self} failed", lambda: self.given(**self.settings))
         if not isinstance(returned, dict):
             raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
@@ -198,8 +195,7 @@ class UserTextFunction(UserFunction):
         if any(labels.max() > 1 for _, labels in parts.values()):
             raise DataError(f"{self}: expected labels 1 (positive) and 0 (negative), found more classes")
         return Texts(
-            **{part: texts for part, (texts, _) in parts.items()},
-            **{f"{part}_labels": labels for part, (_, labels) in parts.items()},
+            **split_fields(parts),
             files=self._digest(parts, classes, clients),
             **self._owners(clients, parts),
         )

@@ -41,6 +41,7 @@ from mpifed.data.samples import (
     hold_out,
     is_decimal,
     owner_fields,
+    split_fields,
     standardized,
 )
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
@@ -277,10 +278,9 @@ class UserTable(_Splits):
         parts = self.rows(rows.places, rows.columns, labels)
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
         samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
-        samples = as_float32(_dense(samples), rows.where)
+        samples, labels = map(torch.from_numpy, (as_float32(_dense(samples), rows.where), labels))
         return Labelled(
-            **{part: torch.from_numpy(samples[which]) for part, which in parts.items()},
-            **{f"{part}_labels": torch.from_numpy(labels[which]) for part, which in parts.items()},
+            **split_fields({part: (samples[which], labels[which]) for part, which in parts.items()}),
             files=source.files,
             class_names=classes,
             **owner_fields(rows.columns.get(self.client), self.client, parts["train"], where, text),
@@ -315,19 +315,19 @@ class UserTexts(_Splits):
         source = Source("the data set", [Path()])
         named = [*self.named, self.text]
         as_words = self.format | {"dtype": str, "keep_default_na": False, "na_values": [""]}
-        table, texts, places = _concatenated(
-            source, list(self.files.values()), self.named, as_words, [self.text]
-        )
+        files = list(self.files.values())
+        table, words, places = _concatenated(source, files, self.named, as_words, [self.text])
         _expect_no_gaps(table[named].isna(), places, named)
-        _warn_of_names(texts, places)
+        _warn_of_names(words, places)
         columns = {name: table[name].to_numpy(object) for name in named}
         classes, labels = encode_labels(columns[self.target], self.target, places.where)
         parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
-        by_part = {part: labels[which] for part, which in parts.items()}
-        expect_all_classes(("negative", "positive"), by_part, self.file)
+        texts = columns[self.text]
+        pairs = {part: (texts[which].tolist(), labels[which]) for part, which in parts.items()}
+        known = {part: labels for part, (_, labels) in pairs.items()}
+        expect_all_classes(("negative", "positive"), known, self.file)
         return Texts(
-            **{part: columns[self.text][which].tolist() for part, which in parts.items()},
-            **{f"{part}_labels": which for part, which in by_part.items()},
+            **split_fields(pairs),
             files=source.files,
             **owner_fields(columns.get(self.client), self.client, parts["train"], places.where),
         )

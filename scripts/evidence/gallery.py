@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from claims.execution import execute as run
 from gallery_figure import picture, thumbnail
-from gallery_pages import index, page
+from gallery_pages import OPTIONAL, index, page
 from gallery_standings import standings
+from mpifed.algorithms import ALGORITHMS
 from mpifed.base.settings import suggest
 from mpifed.config.tuning import tuning
 from mpifed.tuning.results import BEST
@@ -46,6 +48,12 @@ def publish(job: Path, pages: Path) -> Path:
     return path
 
 
+def unlisted(jobs: Iterable[Path]) -> list[str]:
+    """Return the methods that no job compares, in order."""
+    text = "".join(job.read_text(encoding="utf-8") for job in jobs)
+    return [name for name in ALGORITHMS if f'"{name}"' not in text]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,6 +67,8 @@ def main() -> int:
     for name in given.names:
         if name not in known:
             parser.error(f"no job {name!r} in {given.jobs}: {suggest(name, known)}")
+    if new := [name for name in unlisted(given.jobs.glob("*.toml")) if name not in OPTIONAL]:
+        print(f"{given.jobs}: add {', '.join(new)} to each job whose problem the method solves")
     for name in given.names or known:
         job = given.jobs / f"{name}.toml"
         if not given.draw and (code := run_job(job)):

@@ -52,11 +52,28 @@ METHODS = {
     "FESSGDA": (dict(p=0.1, **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
+    "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDAPlus": (dict(q=2, S=4, average_start=True, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAPlus": (dict(K=2, S=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "SAGDA": (dict(variates="stored", **GLOBAL), dict(eta_xg=0, eta_yg=0)),
     "FedGDAGT": (GLOBAL, dict(eta_xl=TINY, eta_yl=TINY)),
     "KGTMinimax": (GLOBAL, dict(eta_xg=0, eta_yg=0)),
     "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta=TINY)),
     "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
+    "CDMANC": (STEPS, dict(eta_x=0, eta_y=0)),
+    "CDMAONE": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
+    "CDMAADA": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
+    "FedNest": (NEST, dict(alpha=0, beta=0)),
+    "LFedNest": (NEST, dict(alpha=0, beta=0)),
+    "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
+    "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
+    "AFL": (dict(gamma_x=0.01, gamma_y=0.01), dict(gamma_x=0, gamma_y=0)),
+    "DRFA": (dict(tau=2, eta=0.01, gamma=0.01), dict(eta=0, gamma=0)),
     "FedAvg": (dict(K=2, eta=0.01, eta_g=0.01, server="yogi"), dict(eta_g=0)),
     "FedProx": (dict(K=2, eta=0.01, stragglers=0.5), dict(eta_g=0)),
     "FedNova": (dict(tau=2, eta=0.01, rho=0.5, beta=0.5), dict(eta=0)),
@@ -66,33 +83,16 @@ METHODS = {
     "Mime": (dict(K=2, eta=0.01, base="adam", large_batch=4), dict(eta=0)),
     "SCAFFOLD": (dict(K=2, eta_l=0.01), dict(eta_g=0)),
     "STEM": (dict(q=2, eta=0.01), dict(eta=0)),
-    "CDMANC": (STEPS, dict(eta_x=0, eta_y=0)),
-    "CDMAONE": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
-    "CDMAADA": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
-    "FedNest": (NEST, dict(alpha=0, beta=0)),
-    "LFedNest": (NEST, dict(alpha=0, beta=0)),
-    "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
-    "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
-    "DRFA": (dict(tau=2, eta=0.01, gamma=0.01), dict(eta=0, gamma=0)),
-    "AFL": (dict(gamma_x=0.01, gamma_y=0.01), dict(gamma_x=0, gamma_y=0)),
-    "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
-    "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
-    "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
-    "MomentumLocalSGDAPlus": (dict(q=2, S=4, average_start=True, **RATES), dict(eta_x=0, eta_y=0)),
-    "FedSGDAPlus": (dict(K=2, S=2, **RATES), dict(eta_x=0, eta_y=0)),
-    "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
-    "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
-    "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedVARP": (dict(K=2, eta=0.01), dict(eta=0)),
     "MIFA": (dict(K=2, eta=0.01), dict(eta=TINY)),
     "LocalAdaSEG": (dict(K=2, G_0=1.0, D=0.1), dict(D=TINY)),
     "FATClipping": (dict(lam=0.5, per="round", **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "Bi2Clip": (dict(K=2, eta=0.01, u=0.5, u_g=0.1, d=0.01), dict(eta_g=0)),
-    "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), dict(gamma=TINY)),
     "SimFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
     "ShroFBO": (BILEVEL, dict(gamma_x=0, gamma_y=0, gamma_z=0)),
     "FedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
     "LFedNestBilevel": (SERIES, dict(alpha=0, beta=0)),
+    "ProxSkipVIPFL": (dict(gamma=0.01, p=0.4), dict(gamma=TINY)),
     "ProxSkipLSVRGDAFL": (dict(gamma=0.01, p=0.4, q=0.3, large_batch=4), dict(gamma=TINY)),
     "MASHA1": (dict(gamma=0.01, tau=0.5, compression=HALF, server_compression=HALF), dict(gamma=0)),
     "MASHA2": (dict(gamma=0.01, tau=0.5, compression=TOP, server_compression=HALF), dict(gamma=0)),
@@ -182,7 +182,7 @@ def fits(method_name: str, problem_name: str) -> bool:
 
 FITTING = [
     (one, other)
-    for one in ALGORITHMS
+    for one in METHODS
     for other in PROBLEMS
     if fits(one, other) and (ALGORITHMS[one].constrained or other not in CONSTRAINED)
 ]
@@ -195,4 +195,4 @@ def pairs(number: int, name: str) -> list[tuple[str, str]]:
 
 
 #: With every method and every problem.
-PAIRS = [pair for number, name in enumerate(ALGORITHMS) for pair in pairs(number, name)]
+PAIRS = [pair for number, name in enumerate(METHODS) for pair in pairs(number, name)]

@@ -38,8 +38,8 @@ ALL_RATES = dict(eta_z=0.01, gamma_x=0.01, gamma_y=0.01, gamma_z=0.01, **RATES)
 
 #: The plain form of ``paper_cost``, such as "up 2D (with momenta); down D; 1 phase; 1 gradient per step".
 PLAIN = re.compile(
-    r"up (\d*)D(| \+ 1| and 1 scalar)(?: \([^)]*\))?; down (\d*)D(?: \([^)]*\))?; (\d+) phases?; "
-    r"(\d+) (?:gradient|operator value)s? per step"
+    r"up (\d*)D(| \+ 1| and 1 scalar)(?: \([^)]*\))?; down (\d*)D(?: \([^)]*\))?; "
+    r"(\d+) phases?(?: \([^)]*\))?; (\d+) (?:gradient|operator value)s? per step"
 )
 
 

@@ -39,6 +39,13 @@ class Stream(IterableDataset):
         return iter(zip(SAMPLES, LABELS))
 
 
+class SizedStream(Stream):
+    """A stream with a length, which is read by iteration all the same."""
+
+    def __len__(self):
+        return len(SAMPLES)
+
+
 def returning(value):
     def load():
         return value
@@ -71,6 +78,7 @@ FORMS = {
     "TensorDataset": TensorDataset(torch.from_numpy(SAMPLES), torch.from_numpy(LABELS)),
     "Dataset": Pictures(),
     "IterableDataset": Stream(),
+    "IterableDataset with a length": SizedStream(),
     "one buffer": OneBuffer(),
 }
 
@@ -296,18 +304,6 @@ def test_samples_are_copied_from_arrays_that_the_function_keeps():
     data = read({"train": (samples, LABELS), "test": (torch.from_numpy(samples), LABELS)})
     samples += 1
     assert torch.equal(data.train, torch.from_numpy(SAMPLES).float()) and torch.equal(data.test, data.train)
-
-
-class SizedStream(Stream):
-    """A stream of torch with a length, which is read by iteration all the same."""
-
-    def __len__(self):
-        return len(SAMPLES)
-
-
-def test_a_stream_with_a_length():
-    read = Classification(dataset=returning(GOOD | {"train": SizedStream()}), clients=2).dataset()
-    assert read.train.tolist() == SAMPLES.tolist()
 
 
 @pytest.mark.parametrize("generator", ["random", "numpy", "torch"])
