@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from mpifed.core.algorithm import Algorithm
 
-_FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+#: Lists of methods in messages begin with those of these files.
+_FIRST = ["fgda", "heavy_tailed", "variational", "dual_extrapolation", "composition", "smoothed"]
+_OTHERS = [file.name for file in iter_modules(__path__) if file.name not in _FIRST]
+_FILES = [import_module(f"{__name__}.{name}") for name in _FIRST + _OTHERS]
 
 #: Every method by name, in the order of the files and of the classes in a file.
 ALGORITHMS: dict[str, type[Algorithm]] = {

@@ -302,27 +302,28 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        self._loss = self._with_options("loss")
-        self._gradients = Gradients(self._loss, self.blocks)
+        loss, blocks = self._with_options("loss"), self.blocks
+        self._gradients = Gradients(loss, blocks)
         self._analytic = self._over_clients("gradients")
         self._split = tuple(self.blocks.sizes.values())
-        by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
+
+        def loss_at(*point_and_batch):  # one client at flat blocks [d]
+            *point, batch = point_and_batch
+            return loss(*map(blocks.unflatten, blocks, point), batch)
+
+        by_blocks = torch.func.grad(loss_at, tuple(range(len(blocks))))
         self._compiled = None if evaluation.compile == "none" else self._vectorised(by_blocks)
-        self._on_minibatch = self._choose()
         self._terms: Sequence[ProximalTerm] = ()
 
-    def _choose(self) -> Callable[[Sequence[torch.Tensor], Sample], Sequence[torch.Tensor]]:
-        """Return the function that evaluates the gradients at a point on a minibatch."""
-        analytic, compiled = self._analytic, self._compiled
-        if analytic is not None:
-            return lambda point, xi: self._as_tuple(analytic(*self._with_same_axes(point), xi.batch))
-        if compiled is not None:
-            return lambda point, xi: compiled(*(b.expand(self._count, -1) for b in point), xi.loss_input)
+    def _on_minibatch(self, point: Sequence[torch.Tensor], xi: Sample) -> Sequence[torch.Tensor]:
+        """Evaluate the gradients at a point on a minibatch."""
+        if self._analytic is not None:
+            return self._as_tuple(self._analytic(*self._with_same_axes(point), xi.batch))
+        if self._compiled is not None:
+            return self._compiled(*(block.expand(self._count, -1) for block in point), xi.loss_input)
         if self.batched:
-            return lambda point, xi: self._blocks_of(
-                self._gradients.several(point, xi.loss_input, self._count)
-            )
-        return lambda point, xi: self._blocks_of(self._gradients.single(point, xi.single_loss_input))
+            return self._blocks_of(self._gradients.several(point, xi.loss_input, self._count))
+        return self._blocks_of(self._gradients.single(point, xi.single_loss_input))
 
     def add_terms(self, terms: Sequence[ProximalTerm]) -> None:
         """Add the gradients of these terms to all following results of :meth:`grad`."""
@@ -356,11 +357,6 @@ class MinimaxOracle(Oracle):
         if len(rest) == 1:
             return gradients[0]
         return gradients if number > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
-
-    def _loss_at(self, *point_and_batch):
-        """``_loss_at(*point, batch)``: return the loss of one client at flat blocks ``[d]``."""
-        *point, batch = point_and_batch
-        return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
 
     def _with_same_axes(self, point):
         """Return the blocks of a point, all with the client axis if one block has it."""
@@ -447,8 +443,15 @@ class CompositionOracle(Oracle):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
-        self._inner, outer = self._with_options("inner"), self._with_options("outer")
-        functions = (self._value, jacobian(self._value_twice, has_aux=True), torch.func.grad(outer))
+        inner, outer, blocks = self._with_options("inner"), self._with_options("outer"), self.blocks
+
+        def value(x, batch):
+            return inner(blocks.unflatten("x", x), batch)
+
+        def value_twice(x, batch):
+            return (inner_value := value(x, batch)), inner_value
+
+        functions = (value, jacobian(value_twice, has_aux=True), torch.func.grad(outer))
         self._g, self._derive, self._gradient = [(f, self._vectorised(f)) for f in functions]
         self._jacobian = self._over_clients("jacobian")
         self._outer_gradient = self._over_clients("outer_gradient")
@@ -458,13 +461,6 @@ class CompositionOracle(Oracle):
         """Return the size of the noise of g, its Jacobian, and ∇f."""
         sizes = problem.field_sizes()
         return 2 * sizes["u"] + sizes["jacobian"]
-
-    def _value(self, x: torch.Tensor, batch) -> torch.Tensor:
-        return self._inner(self.blocks.unflatten("x", x), batch)
-
-    def _value_twice(self, x: torch.Tensor, batch) -> tuple[torch.Tensor, torch.Tensor]:
-        value = self._value(x, batch)
-        return value, value
 
     def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return noise.split((self._p, self._p * self._d, self._p), dim=-1)

@@ -30,7 +30,7 @@ from mpifed.storage.hdf5 import create, expect_digest, open_untrusted
 __all__ = ["load", "newest", "read_clients", "write", "FORMAT"]
 
 #: Format number. The header and the arrays of a format never change.
-FORMAT = 4
+FORMAT = 5
 #: Maximum size of a block of client rows in bytes.
 MAX_BLOCK = 64 * 2**20
 #: Bytes that must remain free in addition to a checkpoint's data, for HDF5's metadata.

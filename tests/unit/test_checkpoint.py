@@ -84,11 +84,11 @@ def test_damage_is_detected_at_every_place(tmp_path):
 
 
 @pytest.mark.parametrize("content, reason", [
-    (b"\x89HDF\r\n\x1a\n" + bytes(1000), "it is of format 1, expected format 4"),
-    (b"mpifed checkpoint 9\n0123\n" + bytes(1000), "it is of format 9, expected format 4"),
-    (b"mpifed checkpoint 4\n0123\n" + bytes(1000), "its bytes do not match their digest"),
-    (b"", "it is no checkpoint, expected format 4"),
-    (bytes(1000), "it is no checkpoint, expected format 4"),
+    (b"\x89HDF\r\n\x1a\n" + bytes(1000), "it is of format 1, expected format 5"),
+    (b"mpifed checkpoint 9\n0123\n" + bytes(1000), "it is of format 9, expected format 5"),
+    (b"mpifed checkpoint 5\n0123\n" + bytes(1000), "its bytes do not match their digest"),
+    (b"", "it is no checkpoint, expected format 5"),
+    (bytes(1000), "it is no checkpoint, expected format 5"),
 ])  # fmt: skip
 def test_foreign_files(tmp_path, content, reason):
     (tmp_path / "checkpoint-00000001.h5").write_bytes(content)

@@ -111,7 +111,7 @@ COMMANDS = [
     ("check Sadle", "unknown method or problem 'Sadle'", "did you mean 'Saddle'?"),
     ("info oracel", "did you mean 'oracle'?"),
     ("info batch_size", "'batch_size' is a setting: see `mpifed info oracle.batch_size`"),
-    ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info FGDA`"),
+    ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info AdaFGDA`"),
     ("info xyzzy", "unknown name 'xyzzy': see `mpifed list`"),
     ("list xyzzy", "no object contains 'xyzzy'"),
     ("info job.toml --cite", "mpifed report RUN --cite"),

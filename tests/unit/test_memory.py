@@ -12,7 +12,7 @@ import scipy.special  # noqa: F401  before memory is traced: normal numbers load
 import torch
 from commands import error_of
 from everything import PAIRS, SETTINGS, method, problem
-from games import started
+from games import configuration, started
 from saddle_job import config as saddle_job
 
 from mpifed import Config, run
@@ -21,6 +21,8 @@ from mpifed.base import memory
 from mpifed.base.settings import build
 from mpifed.cli.check import check_class
 from mpifed.core import sampling
+from mpifed.core.oracle import Oracle
+from mpifed.core.sampling import Sampler
 from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
@@ -224,21 +226,37 @@ def test_the_number_of_clients_is_validated_without_declared_bounds(clients):
         Config(algorithm=METHOD, problem=loose)
 
 
-def simulations() -> int:
-    return sum(type(value) is Simulation for value in gc.get_objects())
+def parts_of_simulations() -> int:
+    return sum(issubclass(type(value), Simulation | Sampler | Oracle) for value in gc.get_objects())
+
+
+@contextlib.contextmanager
+def everything_is_freed():
+    """Sweeps and searches execute hundreds of runs; the collector runs by the number of objects, not by their
+    size."""
+    gc.collect()
+    before = parts_of_simulations()
+    gc.disable()
+    try:
+        yield
+        assert parts_of_simulations() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("step", [0.01, 1e30])
-def test_a_simulation_is_freed_without_garbage_collection(tmp_path, step):
-    """Sweeps and searches execute hundreds of runs; the collector runs by the number of objects, not by their
-    size."""
+def test_a_run_is_freed_without_garbage_collection(tmp_path, step):
     job = saddle_job(tmp_path, algorithm={"name": "LocalSGDA", "q": 2, "eta_x": step, "eta_y": step})
-    gc.collect()
-    before = simulations()
-    gc.disable()
-    try:
-        with contextlib.suppress(NonFiniteError) if step > 1 else contextlib.nullcontext():
-            run(job, SerialComm())
-        assert simulations() == before
-    finally:
-        gc.enable()
+    with everything_is_freed(), contextlib.suppress(*[NonFiniteError] * (step > 1)):
+        run(job, SerialComm())
+
+
+@pytest.mark.parametrize("names", [
+    ("FGDA", "RobustRegression"), ("LSGD", "AffineGame"), ("MFCGD", "LinearMAML"), ("MFCGD", "FewShotMAML"),
+    ("FedNestBilevel", "DataCleaning"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("group", [1, "all"])
+def test_a_simulation_of_every_family_is_freed_without_garbage_collection(tmp_path, names, group):
+    config = configuration(method(names[0]), problem(names[1]), tmp_path, group=group)
+    with everything_is_freed():
+        started(config, 2)
