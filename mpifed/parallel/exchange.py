@@ -19,7 +19,7 @@ from mpifed.parallel.tree import PartialSums
 
 __all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "padded"]
 
-#: Maximum number of elements that are received per chunk.
+#: Approximate maximum number of elements that a rank sends, and that it receives, per chunk of columns.
 CHUNK = 2**24
 #: Maximum size of all partial sums, in bytes, that every rank adds itself: one message is faster than two.
 SMALL = 2**15
@@ -142,7 +142,8 @@ class MessageExchange(Exchange):
             self._count(start, 0)
             return control
         small = self.comm.size <= 2 or parts * size * result.itemsize <= SMALL
-        step = max(1, CHUNK // parts)
+        # Slices: a rank holds its own partial sums of a chunk, and its share of the columns of all.
+        step = max(1, CHUNK // (parts if small else max(1, *sums.counts)))
         for start in range(0, max(size, 1), step):
             columns = slice(start, min(start + step, size))
             add = self._add_all if small else self._add_slices

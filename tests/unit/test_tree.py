@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from trees import average_by_definition, average_on_ranks
+from trees import ThreadComm, average_by_definition, average_on_ranks
 
 from mpifed.parallel import exchange, transport
 from mpifed.parallel.exchange import MessageExchange
@@ -51,6 +51,23 @@ def test_random_cohorts_placements_and_groups(dtype, weighted):
             sizes = dict(small=small, chunk=chunk)
             for average in average_on_ranks(placement, members, values, group, weights, **sizes):
                 assert torch.equal(average, expected), (inner, members, group, sizes)
+
+
+@pytest.mark.parametrize("ranks", [3, 6, 12])
+def test_the_number_of_exchanges_does_not_grow_with_the_ranks(ranks, monkeypatch):
+    """A chunk has as many columns as a rank has space for its own partial sums and for its share of all."""
+    sizes, exchange_slices = [], ThreadComm.alltoallv
+
+    def counted(comm, send, counts, receive, from_counts):
+        sizes.append((send.size, receive.size))
+        exchange_slices(comm, send, counts, receive, from_counts)
+
+    monkeypatch.setattr(ThreadComm, "alltoallv", counted)
+    values = rows(ranks, 100)
+    for average in average_on_ranks(Placement(ranks, ranks), np.arange(ranks), values, 1, small=0, chunk=40):
+        assert torch.equal(average, average_by_definition(np.arange(ranks), values))
+    assert len(sizes) == 2 * ranks * 3  # rounds, ranks, chunks of 40, 40 and 20 columns
+    assert max(map(max, sizes)) <= 40 + ranks  # shares of columns are rounded up
 
 
 @pytest.mark.parametrize("nodes", [(0, 2, 4), (0, 1, 4), (0, 1, 2, 5), (0, 3, 5)])
