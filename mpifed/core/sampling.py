@@ -49,6 +49,9 @@ MAX_GATHERED = {"cpu": 2**20, "cuda": 2**26}
 #: The rounds of a block that is valid until other members are selected.
 _EVERY_ROUND = range(sys.maxsize)
 
+#: Number of bytes of the clients' data that are copied at a time at the start of a run, at least one client.
+BLOCK_BYTES = 2**23
+
 #: Maximum number of blocks that are kept. A round needs a few: one for each purpose and size of samples.
 MAX_BLOCKS = 32
 
@@ -593,8 +596,8 @@ def load_client_data(
 ) -> tuple[Columns, np.ndarray]:
     """Return the rows of all clients, concatenated by column, and the number of rows per client ``[C]``.
 
-    Each client's rows are copied into preallocated columns, so that the peak memory is close to the size of
-    the data.
+    The rows of many clients at a time are copied into preallocated columns, so that the peak memory is close
+    to the size of the data.
 
     Args:
         load: moves a tensor to the device and dtype.
@@ -603,40 +606,68 @@ def load_client_data(
         ContractError: the columns of the clients differ, or a value is not finite.
     """
     columns: Columns = ()
-    sizes, end = np.zeros(len(clients), dtype=np.int64), 0
-    for position, client in enumerate(clients.tolist()):
-        data = _data(problem, client, load)
-        if position == 0 and data:
-            rows = _expected_rows(problem, clients.tolist(), len(data[0]))
-            columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in data)
-        shapes, expected = ([list(column.shape[1:]) for column in batch] for batch in (data, columns))
-        if shapes != expected:
-            raise ContractError(
-                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {shapes}: "
-                f"expected {expected}, as client_data({clients[0]})"
-            )
-        sizes[position] = len(data[0]) if data else 0
-        start, end = end, end + int(sizes[position])
-        columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, data))
-        for column, new in zip(columns, data):
+    sizes, end, stop = np.zeros(len(clients), dtype=np.int64), 0, 0
+    for batches in _blocks(problem, clients):
+        first, stop = stop, stop + len(batches)
+        sizes[first:stop] = [len(batch[0]) if batch else 0 for batch in batches]
+        block = tuple(load(torch.cat(parts)) for parts in zip(*batches))
+        _expect_finite(problem, block, clients[first:stop], sizes[first:stop])
+        if block and not columns:
+            rows = _expected_rows(problem, clients.tolist(), int(sizes[0]))
+            columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in block)
+        start, end = end, end + int(sizes[first:stop].sum())
+        columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, block))
+        for column, new in zip(columns, block):
             column[start:end] = new
     return tuple(column[:end] for column in columns), sizes
 
 
-def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
-    """Return the data of one client, or its full batch if the problem generates samples.
+def _blocks(problem: Problem, clients: np.ndarray) -> Iterator[list[Columns]]:
+    """Yield the data of the clients, or the full batches of a problem that generates samples, by blocks of
+    about :data:`BLOCK_BYTES`.
 
     Raises:
-        ContractError: a value is not finite.
+        ContractError: the columns of the clients differ.
     """
-    columns = tuple(map(load, problem.client_data(client) or problem.full_batch(client) or ()))
-    for number, column in enumerate(columns):
-        if index := first_non_finite(column):
+    block: list[Columns] = []
+    expected, size = None, 0
+    for client in clients.tolist():
+        batch = tuple(map(as_tensor, problem.client_data(client) or problem.full_batch(client) or ()))
+        shapes = [column.shape[1:] for column in batch]
+        expected = shapes if expected is None else expected
+        if shapes != expected:
             raise ContractError(
-                f"{type(problem).__name__}: client_data({client}) has {column[index].item()} in row "
-                f"{index[0]} of column {number}: expected finite numbers"
+                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape "
+                f"{list(map(list, shapes))}: expected {list(map(list, expected))}, as "
+                f"client_data({clients[0]})"
             )
-    return columns
+        size += sum(column.nbytes for column in batch)
+        if size < BLOCK_BYTES:
+            block.append(tuple(column.clone() for column in batch))  # a user may fill the arrays again
+        else:
+            yield [*block, batch]
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _expect_finite(problem: Problem, block: Columns, clients: np.ndarray, sizes: np.ndarray) -> None:
+    """Check the rows of some clients.
+
+    Raises:
+        ContractError: a value is not finite; names the first one of the first client that has one.
+    """
+    places = [(index, number) for number, column in enumerate(block) if (index := first_non_finite(column))]
+    if places:
+        ends = np.cumsum(sizes)
+        client, index, number = min(
+            (int(np.searchsorted(ends, index[0], side="right")), index, number) for index, number in places
+        )
+        row = index[0] - int(ends[client] - sizes[client])
+        raise ContractError(
+            f"{type(problem).__name__}: client_data({clients[client]}) has {block[number][index].item()} in "
+            f"row {row} of column {number}: expected finite numbers"
+        )
 
 
 def _expected_rows(problem: Problem, clients: list[int], first: int) -> int:

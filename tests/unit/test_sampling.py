@@ -343,7 +343,10 @@ TYPES = [(torch.float32,), (torch.int32, torch.int64), (torch.uint8, torch.float
 @pytest.mark.parametrize(
     "kind, told", [(Counted, None), (Telling, None), (Telling, (1,) * 6), (Telling, (99,) * 6)]
 )
-def test_data_are_contiguous_and_loaded_once(kind, told, types):
+@pytest.mark.parametrize("size", [1, 50, 2**23])
+def test_data_are_contiguous_and_loaded_once(kind, told, types, size, monkeypatch):
+    """In blocks of one, some or all clients."""
+    monkeypatch.setattr(sampling, "BLOCK_BYTES", size)
     problem = kind(SIZES, told, types)
     data, sizes = load_client_data(problem, np.arange(6), torch.as_tensor)
     expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
@@ -352,11 +355,41 @@ def test_data_are_contiguous_and_loaded_once(kind, told, types):
 
 
 @pytest.mark.parametrize("kind", [Counted, Telling])
-def test_loading_does_not_copy_all_data(kind):
-    """In addition to the result, at most the data of two clients are in memory."""
+def test_loading_does_not_copy_all_data(kind, monkeypatch):
+    """In addition to the result and a block, at most the data of two clients are in memory."""
+    monkeypatch.setattr(sampling, "BLOCK_BYTES", 1)
     problem = kind((1000,) * 50)
     (data,), _ = load_client_data(problem, np.arange(50), torch.as_tensor)
     assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000
+
+
+def test_data_that_are_filled_again_are_copied():
+    class Refilled(Rows):
+        array = np.zeros((2, 3))
+
+        def client_data(self, client):
+            self.array[:] = client
+            return (self.array,)
+
+    (data,), _ = load_client_data(Refilled(), np.arange(CLIENTS), torch.as_tensor)
+    assert data[:, 0].tolist() == np.repeat(np.arange(CLIENTS), 2).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2**23])
+def test_the_first_value_that_is_not_finite_is_named(size, monkeypatch):
+    class Infinite(Rows):
+        def client_data(self, client):
+            first, second = torch.ones(4, 2), torch.ones(4)
+            if client == 2:
+                second[3] = torch.nan
+            if client == 1:
+                second[2], first[3, 1] = torch.inf, torch.nan
+            return first, second
+
+    monkeypatch.setattr(sampling, "BLOCK_BYTES", size)
+    words = r"client_data\(1\) has inf in row 2 of column 1: expected finite numbers"
+    with pytest.raises(ContractError, match=words):
+        load_client_data(Infinite(), np.arange(CLIENTS), torch.as_tensor)
 
 
 def test_clients_with_different_columns_are_refused():
