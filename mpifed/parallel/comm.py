@@ -268,16 +268,24 @@ def texts_of_ranks(comm: SerialComm, text: str) -> list[str]:
     return [broadcast_text(comm, text, rank) for rank in range(comm.size)]
 
 
-def gather_rows(comm: SerialComm, rows: np.ndarray, counts: list[int] | None = None) -> np.ndarray:
+def gather_rows(
+    comm: SerialComm, rows: np.ndarray, counts: list[int] | None = None, root: int | None = None
+) -> np.ndarray:
     """Return the rows ``[n, columns]`` of all ranks one below another, ``[N, columns]``. Collective.
 
     Args:
         counts: number of rows of each rank. Default: one.
+        root: the only rank that receives them; the others return ``[0, columns]``. Default: all ranks.
     """
     counts, width = counts or [1] * comm.size, rows.shape[1]
-    gathered = np.empty(sum(counts) * width, rows.dtype)
-    comm.allgatherv(np.ascontiguousarray(rows).reshape(-1), gathered, [count * width for count in counts])
-    return gathered.reshape(sum(counts), width)
+    sizes = [count * width if root in (None, comm.rank) else 0 for count in counts]
+    flat, gathered = np.ascontiguousarray(rows).reshape(-1), np.empty(sum(sizes), rows.dtype)
+    if root is None:
+        comm.allgatherv(flat, gathered, sizes)
+    else:
+        to = [flat.size if rank == root else 0 for rank in range(comm.size)]
+        comm.alltoallv(flat, to, gathered, sizes)
+    return gathered.reshape(-1, width) if width else np.empty((sum(counts), 0), rows.dtype)
 
 
 def reduce_number(comm: SerialComm, number: float, op: str = "sum"):

@@ -318,7 +318,7 @@ def _unchanged(point: Sequence[dict[str, torch.Tensor]], function: str) -> Itera
 
 
 def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
-    """Return the scores of all held-out rows, computed in blocks distributed over the ranks. Collective."""
+    """Return the scores of all held-out rows on rank 0, computed in blocks on all ranks. Collective."""
     total = problem.test_rows
     blocks = -(-total // SCORE_ROWS)
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
@@ -326,7 +326,7 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
         local = _scores(problem, point, edges[comm.rank], edges[comm.rank + 1])
     width = reduce_number(comm, local[0].numel() if len(local) else 0, "max")
     rows = local.numpy().reshape(len(local), width)
-    scores = torch.from_numpy(gather_rows(comm, rows, np.diff(edges).tolist()))
+    scores = torch.from_numpy(gather_rows(comm, rows, np.diff(edges).tolist(), root=0))
     return scores[:, 0] if width == 1 else scores
 
 

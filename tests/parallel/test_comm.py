@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from mpifed.parallel import comm as communication
-from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    gather_rows,
+    raise_if_any,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -47,6 +54,20 @@ def test_unequal_pieces(any_comm):
     gathered = np.empty(sum(counts))
     any_comm.allgatherv(np.full(rank + 1, float(rank)), gathered, counts)
     np.testing.assert_array_equal(gathered, np.repeat(np.arange(float(size)), counts))
+
+
+def test_rows_of_all_ranks(any_comm):
+    """On all ranks, or on one."""
+    rank, counts = any_comm.rank, [2 * number for number in range(any_comm.size)]
+    rows = np.full((counts[rank], 3), float(rank)) + [0.0, 0.25, 0.5]
+    expected = np.repeat(np.arange(any_comm.size), counts)[:, None] + [0.0, 0.25, 0.5]
+    np.testing.assert_array_equal(gather_rows(any_comm, rows, counts), expected)
+    last = any_comm.size - 1
+    of_last = gather_rows(any_comm, rows, counts, root=last)
+    np.testing.assert_array_equal(of_last, expected if rank == last else np.empty((0, 3)))
+    np.testing.assert_array_equal(
+        gather_rows(any_comm, np.array([[rank]])), np.arange(any_comm.size)[:, None]
+    )
 
 
 @pytest.mark.parametrize(
