@@ -35,6 +35,8 @@ __all__ = ["Executor", "Observer", "Stage", "capacity", "message_rows"]
 
 #: Bytes of messages that are filled before they are added up if clients are looped over.
 MESSAGES = 2**17
+#: Maximum number of cached views of clients' records; each takes several kB.
+MAX_VIEWS = 4096
 
 
 def capacity(group: int | str, members: int) -> int:
@@ -195,6 +197,8 @@ class Executor:
             index = self._index(places)
             return State(self.clients.layout, self.clients.buffer[index]), index
         if (first, count) not in self._views:
+            if len(self._views) == MAX_VIEWS:
+                self._views.clear()
             self._views[first, count] = self.clients.rows(first, first + count)
         return self._views[first, count], None
 

@@ -15,6 +15,7 @@ from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
+from mpifed.simulation import executor
 from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.options import ExecutionOptions, StationarityOptions
 
@@ -41,6 +42,15 @@ def test_a_simulation_computes_the_rounds_of_a_run(tmp_path):
     assert simulation.round == 3
     assert torch.equal(simulation.shared.x, torch.as_tensor(result.point["x"]).flatten())
     assert simulation.evaluate(simulation.output) == result.metrics
+
+
+def test_the_number_of_cached_views_is_limited(monkeypatch):
+    looped = {"dtype": "float64", "group": 1}
+    many = simulated(3, run=looped)
+    assert len(many.rounds.executor._views) == 4
+    monkeypatch.setattr(executor, "MAX_VIEWS", 2)
+    few = simulated(3, run=looped)
+    assert len(few.rounds.executor._views) <= 2 and torch.equal(few.point(), many.point())
 
 
 def test_five_calls_lead_from_a_run_to_a_client_function(tmp_path, monkeypatch):
