@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 #: Bytes to which the start of an array in shared memory is aligned, as torch aligns tensors.
 _ALIGNMENT = 64
+#: Errors of pickle.
+_NOT_PICKLED = pickle.PicklingError, AttributeError, TypeError
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,8 @@ def read_once_per_node(comm: SerialComm, read: Callable[[], T]) -> T:
     """Call ``read`` on the first rank of each node and return its result on the node's ranks. Collective.
 
     The ranks of a node share the memory of the arrays and tensors in the result. A rank that writes to an
-    array changes only its own copy. If the ranks of a node cannot share memory, every rank calls ``read``.
-
-    Args:
-        read: returns a value that can be pickled.
+    array changes only its own copy. If the value cannot be pickled, or the ranks of a node cannot share
+    memory, every rank calls ``read``.
 
     Raises:
         CollectiveError: on all ranks of ``comm``: ``read`` has raised a ValueError or an OSError.
@@ -130,7 +130,7 @@ def read_once_per_node(comm: SerialComm, read: Callable[[], T]) -> T:
         return _shared_value(comm, nodes.node, value)
     except CollectiveError as error:
         if comm.rank == 0:
-            warning(f"every rank reads the data, since the ranks of a node share no memory: {error}")
+            warning(f"every rank reads the data, since the ranks of a node cannot share them: {error}")
     with collective_errors(comm, ValueError, OSError):
         return value if nodes.node.rank == 0 else read()
 
@@ -142,11 +142,12 @@ def _shared_value(comm: SerialComm, node: SerialComm, value: Any) -> Any:
     The first rank, too, uses the shared arrays, so that its own are freed.
 
     Raises:
-        CollectiveError: on all ranks of ``comm``: a rank cannot write or access the memory.
+        CollectiveError: on all ranks of ``comm``: the value cannot be pickled, or a rank cannot write or
+            access the memory.
     """
     with contextlib.ExitStack() as stack:
         place = np.zeros(5, dtype=np.int64)
-        with collective_errors(comm, OSError):
+        with collective_errors(comm, OSError, *_NOT_PICKLED):
             if node.rank == 0:
                 own = _anonymous_file()
                 stack.callback(os.close, own)
@@ -185,7 +186,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return NotImplemented
-        content = value.detach().reshape(-1).view(torch.uint8).numpy()
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (content, value.dtype, value.shape)
 
 

@@ -38,6 +38,36 @@ def memory() -> int:
     return 1024 * sum(map(int, found))
 
 
+def test_tensors_of_any_strides_are_shared(comm):
+    rows = torch.arange(24.0).reshape(4, 6)
+    given = [
+        rows[:, 0],
+        rows.t(),
+        rows[0, 0],
+        rows[::2, ::3],
+        torch.arange(8)[::2],
+        rows[:0],
+        rows.expand(2, 4, 6),
+    ]
+    values = read_once_per_node(comm, lambda: given)
+    assert len(values) == len(given) and all(map(torch.equal, values, given))
+
+
+def test_every_rank_reads_what_cannot_be_pickled(comm, capfd):
+    calls = []
+
+    def read():
+        calls.append(comm.rank)
+        return lambda: 3
+
+    assert read_once_per_node(comm, read)() == 3
+    assert calls == [comm.rank]
+    warned = (
+        "every rank reads the data, since the ranks of a node cannot share them" in capfd.readouterr().err
+    )
+    assert warned == (comm.rank == 0 and comm.size > 1)
+
+
 @pytest.mark.parametrize("nodes", NODES)
 def test_the_first_rank_of_each_node_reads_and_its_ranks_share_the_memory(comm, nodes):
     on_nodes, calls = NODES[nodes](comm), []
@@ -90,7 +120,7 @@ def test_every_rank_reads_if_a_node_has_no_shared_memory(comm, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(value) == 10_000 and len(calls) == 1
     warning = (
-        "every rank reads the data, since the ranks of a node share no memory: [Errno 27] File too large"
+        "every rank reads the data, since the ranks of a node cannot share them: [Errno 27] File too large"
     )
     assert capfd.readouterr().err.count(warning) == (comm.rank == 0 and comm.size > 1)
 
