@@ -39,6 +39,7 @@ from mpifed.cli.new import new
 from mpifed.cli.options import (
     JobCommand,
     complete_name,
+    importing,
     is_quiet,
     job_argument,
     part_option,
@@ -121,14 +122,15 @@ def run(file, overrides, data_dir, resume_, with_report):
     code 85; the same command then continues. A second Ctrl-C ends the run at once. Open MPI's mpirun kills
     its ranks right after Ctrl-C, which loses the work since the last checkpoint: send it SIGUSR1 instead.
     """
-    from mpifed.config.job import Config
-    from mpifed.config.tables import as_text
-    from mpifed.running.run import run as run_job
+    with importing():
+        from mpifed.config.job import Config
+        from mpifed.config.tables import as_text
+        from mpifed.running.run import run as run_job
 
-    comm = _ranks()
-    data_dir_override = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
-    with collective_errors(comm, ConfigError):
-        config = Config.load(file, [*overrides, *data_dir_override])
+        comm = _ranks()
+        data_dir_override = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
+        with collective_errors(comm, ConfigError):
+            config = Config.load(file, [*overrides, *data_dir_override])
     _warn_idle(comm, config.problem.clients)
     _execute(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
@@ -143,7 +145,8 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 for a longer run.
     """
-    from mpifed.running.run import resume as resume_job
+    with importing():
+        from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
@@ -166,13 +169,14 @@ def sweep(file, overrides, only_list, part):
     Finished runs are skipped, so the same command continues after an interruption. `mpifed report` on the
     folder selects the best setting of every method.
     """
-    from mpifed.config.grids import select_part, variant_tables, variants
-    from mpifed.running.run import sweep as sweep_runs
+    with importing():
+        from mpifed.config.grids import select_part, variant_tables, variants
+        from mpifed.running.run import sweep as sweep_runs
 
-    comm = _ranks()
-    with collective_errors(comm, ConfigError):
-        names = select_part([*variant_tables(file, list(overrides))], part)
-        all_runs = [] if only_list else variants(file, list(overrides))
+        comm = _ranks()
+        with collective_errors(comm, ConfigError):
+            names = select_part([*variant_tables(file, list(overrides))], part)
+            all_runs = [] if only_list else variants(file, list(overrides))
     if only_list:
         echo("\n".join(names)) if comm.rank == 0 else None
         return

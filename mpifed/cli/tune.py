@@ -10,7 +10,15 @@ import click
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
 from mpifed.cli.errors import exit_with
-from mpifed.cli.options import JobCommand, allow_code_option, is_quiet, job_argument, part_option, verbosity
+from mpifed.cli.options import (
+    JobCommand,
+    allow_code_option,
+    importing,
+    is_quiet,
+    job_argument,
+    part_option,
+    verbosity,
+)
 from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -46,15 +54,16 @@ def tune(file, overrides, only_list, part):
     are run for all rounds with several seeds. They are chosen on validation data, never on test data. Writes
     best.toml and tried.csv to run.out.
     """
-    from mpifed.config.grids import select_part
-    from mpifed.config.tuning import tuning
-    from mpifed.tuning.tuner import Interrupted, plan
-    from mpifed.tuning.tuner import tune as search
+    with importing():
+        from mpifed.config.grids import select_part
+        from mpifed.config.tuning import tuning
+        from mpifed.tuning.tuner import Interrupted, plan
+        from mpifed.tuning.tuner import tune as search
 
-    comm = world()
-    with collective_errors(comm, ConfigError):
-        job = tuning(file, list(overrides))
-        select_part(list(job.studies), part)
+        comm = world()
+        with collective_errors(comm, ConfigError):
+            job = tuning(file, list(overrides))
+            select_part(list(job.studies), part)
     if only_list:
         plans = plan(job, comm)
         _print_space(job, plans) if comm.rank == 0 else None
