@@ -1,5 +1,6 @@
 """The command line: a run with resumption and report, info, list and the marker of batch jobs."""
 
+import gc
 import json
 import sys
 
@@ -10,6 +11,7 @@ from commands import invoke, output_of
 from mpifed import run
 from mpifed.cli.catalogue import catalogue
 from mpifed.cli.main import main
+from mpifed.cli.options import importing
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 
@@ -112,3 +114,13 @@ def test_a_successful_command_removes_the_marker_of_the_batch_script(tmp_path, m
     monkeypatch.setenv("PMIX_RANK", "1")
     main()
     assert mark.exists()
+
+
+def test_imports_are_not_interrupted_by_collections():
+    before = gc.get_freeze_count()
+    try:
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
