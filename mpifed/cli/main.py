@@ -148,7 +148,7 @@ def resume(folder, overrides, with_report):
     with importing():
         from mpifed.running.run import resume as resume_job
 
-    comm = _ranks()
+        comm = _ranks()
     _execute(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 

@@ -10,7 +10,7 @@ data, so the memory is that of the simulator. ``set-up`` and ``round`` are CPU t
 the rounds; ``round/`` is relative to the smallest number of clients. ``memory`` is the increase of the peak
 memory of rank 0 over that before the simulation, ``state`` the client state that it includes.
 ``busiest`` is the number of members of the cohort on the rank that has most, mean over the rounds. ``calls``
-and ``bytes`` are collectives of rank 0 per round and their buffers.
+and ``bytes`` are collectives of rank 0 per round and their buffers, counted with ``--of`` only, otherwise 0.
 
 ``--ranks`` starts real processes; the results must have the same bits on all numbers of ranks
 (``agreement.py``). ``--of R`` computes the part of rank 0 of R with a communicator that counts collectives
