@@ -13,6 +13,7 @@ Dropout masks and augmentation are part of the sample ξ, like the noise of a gr
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,10 @@ MAX_GATHERED = {"cpu": 2**20, "cuda": 2**26}
 
 #: The rounds of a block that is valid until other members are selected.
 _EVERY_ROUND = range(sys.maxsize)
+
+#: Maximum size in bytes of the data of a rank's clients that are loaded at the start, although not all
+#: clients participate in a round.
+AT_START = 2**28
 
 #: Number of bytes of the clients' data that are copied at a time at the start of a run, at least one client.
 BLOCK_BYTES = 2**23
@@ -143,6 +148,12 @@ def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
     return round * max(1, MIN_DRAWN // max(1, round))
 
 
+def _loaded(values: torch.Tensor | np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return values on the device, floating-point numbers with the dtype."""
+    tensor = as_tensor(values)
+    return to_device(tensor, device, dtype if tensor.is_floating_point() else None)
+
+
 class Sample:
     """One sample ξ of each of C clients.
 
@@ -200,15 +211,18 @@ def _unbind_columns(columns: Sequence[torch.Tensor], count: int) -> list[tuple[t
 
 
 class Sampler:
-    """Draws the samples of a rank's clients and stores their data on the device.
+    """Draws the samples of the clients that a rank may step.
 
     Samples are drawn and gathered in advance, but a sample depends on its address alone.
 
     Args:
-        clients: numbers of this rank's clients.
+        clients: numbers of the clients.
         batch_size: rows per sample; 0 for all rows of the client (the exact local gradient).
         noise: additive noise or ``None``.
         noise_width: number of elements of a sample's noise.
+        hosted: positions of the clients that this rank hosts. Default: all clients.
+        kept: maximum size in bytes of the data kept on the device, except those of the selected members.
+            Default: the data of all hosted clients are loaded at the start.
 
     Raises:
         ContractError: data, or the first generated sample, are not finite.
@@ -225,7 +239,18 @@ class Sampler:
     stacks_full_batches = _copies_draws = False
 
     def __init__(
-        self, problem: Problem, clients, seed: int, *, batch_size: int, noise, noise_width: int, dtype, device
+        self,
+        problem: Problem,
+        clients,
+        seed: int,
+        *,
+        batch_size: int,
+        noise,
+        noise_width: int,
+        dtype,
+        device,
+        hosted: slice = slice(None),
+        kept: int | None = None,
     ):
         self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
         self.clients = np.asarray(clients, dtype=np.int64)
@@ -237,13 +262,32 @@ class Sampler:
         self.has_addresses = augments or getattr(network, "has_dropout", False)
         if hasattr(network, "place"):
             network.place(self.device, dtype)
-        self.data, self.sizes = load_client_data(problem, self.clients, self._load)
-        self.offsets = np.cumsum(self.sizes) - self.sizes
-        self._row_bytes = sum(column[:1].nbytes for column in self.data)
+        self._hosted = hosted
+        self._load = functools.partial(_loaded, device=self.device, dtype=dtype)
+        self._store = _ClientData(problem, self.clients, self._load, hosted, kept)
+        self.sizes, self.offsets = self._store.sizes, self._store.offsets
+        self._row_bytes = self._store.row_bytes
         self.generates_samples, self._numbers_per_sample = False, batch_size
         self._reset()
         if len(self.clients):
             self._draw_first_sample()
+
+    @property
+    def data(self) -> Columns:
+        """The rows of the loaded clients, by column."""
+        return self._store.columns
+
+    def loaded(self) -> np.ndarray:
+        """Return the positions of the clients whose data are on the device."""
+        return np.flatnonzero(self.offsets >= 0)
+
+    def hosted_sizes(self) -> np.ndarray:
+        """Return the number of rows of each client that this rank hosts."""
+        sizes, clients = self.sizes[self._hosted].clip(min=0), self.clients[self._hosted]
+        if self.data:
+            missing = np.flatnonzero(self.sizes[self._hosted] < 0)
+            sizes[missing] = [self.problem.client_size(client) for client in clients[missing].tolist()]
+        return sizes
 
     @property
     def _constant(self) -> bool:
@@ -261,7 +305,7 @@ class Sampler:
     def _reset(self) -> None:
         """Start round 0 with all clients and an empty cache."""
         self._cache, self._expected = _BlockCache(), {"sample": 1, "normal": 1}
-        self.members = np.arange(len(self.clients))
+        self.members, self._version = np.arange(len(self.clients)), self._store.version
         self.numbers, self.normals = np.zeros((2, len(self.clients)), dtype=np.int64)
         self._selected: list[np.ndarray] = [self.members[:0]]
         self.begin_round(0)
@@ -284,10 +328,6 @@ class Sampler:
                 )
         self.generates_samples = True
 
-    def _load(self, values: torch.Tensor | np.ndarray) -> torch.Tensor:
-        tensor = as_tensor(values)
-        return to_device(tensor, self.device, self.dtype if tensor.is_floating_point() else None)
-
     def _on_device(self, stream: Stream) -> Stream:
         """Return the stream, or on a GPU its equivalent that draws there."""
         return DeviceStream(stream, self.device) if self.device.type == "cuda" else stream
@@ -307,9 +347,13 @@ class Sampler:
         self._cache.end_round()
 
     def select_members(self, members: np.ndarray) -> None:
-        """Select the clients at positions ``members`` on this rank."""
-        if not np.array_equal(members, self.members):
-            self.members = members
+        """Select the clients at positions ``members``, and load their data."""
+        same = np.array_equal(members, self.members)
+        if same and self._version == self._store.version and self._store.is_complete:
+            return
+        self._store.require(members)
+        if not same or self._version != self._store.version:
+            self.members, self._version = members, self._store.version
             self._selected.append(members)
             self._cache.clear()
 
@@ -585,6 +629,94 @@ class Sampler:
                 tuple(column[block].unflatten(0, (len(members), int(sizes[0]))) for column in self.data)
             )
         return Sample(tuple(map(torch.stack, zip(*self.client_batches(rows)))))
+
+
+class _ClientData:
+    """The rows of clients on the device, concatenated by column. Missing rows are loaded when needed.
+
+    If the data of all hosted clients take at most :data:`AT_START` bytes, they are loaded, and checked, at
+    the start.
+
+    Args:
+        clients, hosted, kept: as for :class:`Sampler`.
+        load: moves a tensor to the device and dtype.
+
+    Attributes:
+        columns: the loaded rows; ``row_bytes``: size of a row in bytes.
+        sizes, offsets: number of rows, and number of the first row, of each client; -1 if it is not loaded.
+        version: is changed when rows are removed, which changes the offsets.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        clients: np.ndarray,
+        load: Callable[[torch.Tensor], torch.Tensor],
+        hosted: slice,
+        kept: int | None,
+    ):
+        self._problem, self._clients, self._to_device, self._kept = problem, clients, load, kept
+        self.columns: Columns = ()
+        self.sizes, self.offsets = np.full((2, len(clients)), -1)
+        self.version, self._rows = 0, 0
+        self._loaded: list[np.ndarray] = []
+        positions = np.arange(len(clients))
+        first = positions[hosted] if len(positions[hosted]) else positions[:1]
+        if kept is not None and len(first):
+            self._load(first[:1])
+            if self._rows * self.row_bytes * len(first) <= AT_START:
+                self._remove()
+        if kept is None or not self._rows:
+            self._load(first)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(column[:1].nbytes for column in self.columns)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the data of all clients are loaded."""
+        return sum(map(len, self._loaded)) == len(self._clients)
+
+    def require(self, positions: np.ndarray) -> None:
+        """Load the data of the clients at ``positions`` that are missing.
+
+        If there is no space for them, the data of all other clients are removed.
+        """
+        missing = np.unique(positions[self.offsets[positions] < 0])
+        if not len(missing):
+            return
+        mean = self._rows / max(1, sum(map(len, self._loaded)))
+        if self._kept is not None and (self._rows + len(missing) * mean) * self.row_bytes > self._kept:
+            self._remove()
+            missing = np.unique(positions)
+        self._load(missing)
+
+    def _load(self, positions: np.ndarray) -> None:
+        columns, sizes = load_client_data(self._problem, self._clients[positions], self._to_device)
+        shapes = [[list(column.shape[1:]) for column in group] for group in (columns, self.columns)]
+        if self._rows and shapes[0] != shapes[1]:
+            raise ContractError(
+                f"{type(self._problem).__name__}: client_data({self._clients[positions[0]]}) has columns "
+                f"with rows of shape {shapes[0]}: expected {shapes[1]}, as the clients before"
+            )
+        start, self._rows = self._rows, self._rows + int(sizes.sum())
+        self.sizes[positions], self.offsets[positions] = sizes, start + np.cumsum(sizes) - sizes
+        self._loaded.append(positions)
+        if not start:
+            self._columns = self.columns = columns
+            return
+        self._columns = tuple(
+            _with_capacity(column, new, self._rows) for column, new in zip(self._columns, columns)
+        )
+        for column, new in zip(self._columns, columns):
+            column[start : self._rows] = new
+        self.columns = tuple(column[: self._rows] for column in self._columns)
+
+    def _remove(self) -> None:
+        for positions in self._loaded:
+            self.sizes[positions] = self.offsets[positions] = -1
+        self._rows, self._loaded, self.columns, self.version = 0, [], (), self.version + 1
 
 
 #: The data of a client by column, ``[n, ...]``.

@@ -58,14 +58,14 @@ class _Reduction:
     rows: torch.Tensor
     mean: torch.Tensor
 
-    def _allocate(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
+    def _allocate(self, sums: list[torch.Tensor], capacity: int, clients: int) -> None:
         """Create the buffers of a group and store ``sums``, ``[size]`` each, the memory of partial sums.
 
         Args:
-            hosted: number of clients on this rank. If it is 1, the client's row is the sum.
+            clients: number of clients that this rank may step. If it is 1, the client's row is the sum.
         """
         first, self._on_cpu = sums[0], sums[0].device.type == "cpu"
-        self._one_client = hosted == capacity == 1
+        self._one_client = clients == capacity == 1
         self.rows = first.view(1, -1) if self._one_client else first.new_zeros(max(capacity, 1), len(first))
         self._sums: list[Any] = [partial.numpy() for partial in sums] if self._on_cpu else sums
         self._rows: Any = self.rows.numpy() if self._on_cpu else self.rows
@@ -145,7 +145,7 @@ class FusedReduction(_Reduction):
         self._exchange, self._rank = transport.fused_exchange(size, dtype), transport.comm.rank
         self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
         others = own.new_zeros(placement.max_partial_sums(self._rank, self._rank + 1) - 1, size)
-        self._allocate([own, *others], capacity, placement.counts[self._rank])
+        self._allocate([own, *others], capacity, len(placement.reach(self._rank)))
         self._of_ranks = PartialSums.of_ranks(transport.nodes)
 
     @_silently
@@ -180,7 +180,7 @@ class ExactReduction(_Reduction):
         self._transport = transport
         self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
         self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
-        self._allocate(list(self._slots), capacity, placement.counts[self._rank])
+        self._allocate(list(self._slots), capacity, len(placement.reach(self._rank)))
 
     @_silently
     def finish(self, control: float = 0.0) -> float:

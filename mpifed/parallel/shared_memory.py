@@ -12,6 +12,7 @@ import functools
 import io
 import os
 import pickle
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -61,7 +62,9 @@ class Nodes:
         return Nodes(comm, node, leaders, firsts if (np.diff(first) >= 0).all() else ())
 
 
-def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.ndarray]:
+def share_memory(
+    comm: SerialComm, node: SerialComm, nbytes: int, folder: str | None = None
+) -> list[np.ndarray]:
     """Allocate zeroed memory on each rank of a node that all of them can access. Collective.
 
     The memory is released when no rank refers to it any more.
@@ -69,6 +72,7 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
     Args:
         comm: all ranks; ``node``: the ranks of this rank's node.
         nbytes: size of this rank's memory, at least 1.
+        folder: map a temporary file in this folder, instead of memory.
 
     Returns:
         One array of bytes per rank of the node.
@@ -78,7 +82,7 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
             another rank.
     """
     with collective_errors(comm, OSError), contextlib.ExitStack() as undo:
-        own = _anonymous_file()
+        own = _anonymous_file(folder)
         undo.callback(os.close, own)
         os.posix_fallocate(own, 0, nbytes)
         undo.pop_all()
@@ -90,8 +94,11 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
         os.close(own)
 
 
-def _anonymous_file() -> int:
-    """Create an anonymous file in memory; return its descriptor."""
+def _anonymous_file(folder: str | None = None) -> int:
+    """Create a file without a name, by default in memory; return its descriptor."""
+    if folder is not None:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.dup(file.fileno())
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no anonymous files in memory (memfd_create)")
     return os.memfd_create("mpifed")

@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from mpifed.base.errors import short_repr
+from mpifed.base.errors import short_repr, user_code_errors
 from mpifed.base.nested import leaves
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import EVALUATIONS, ORACLES, Oracle
@@ -110,7 +110,8 @@ def choose_group(
     """
     problem, auto = sampler.problem, config.run.group == "auto"
     group = resumed if auto else config.run.group
-    least, most = _sizes(sampler, comm)
+    uses_full_batches = bool(config.algorithm.minibatch_alternative)
+    least, most = _sizes(sampler, comm) if uses_full_batches or not sampler.batch_size else (0, 0)
     unequal = not sampler.batch_size and least < most
     compiled = config.run.compile != "none"
     if unequal and (group not in (None, 1) or compiled):
@@ -142,7 +143,6 @@ def choose_group(
         return GroupChoice(
             1, f"clients are looped over, their functions cannot be mapped over clients: {error}"
         )
-    uses_full_batches = bool(config.algorithm.minibatch_alternative)
     sampler.stacks_full_batches = uses_full_batches and is_analytic(problem) and 0 < least == most
     if config.run.is_reproducible and resumed in (None, 1):
         largest = problem.clients if group in (None, "all") else int(group)
@@ -151,7 +151,8 @@ def choose_group(
     sampler.begin_round(0)
     if not auto:
         return GroupChoice(group)
-    members = max(2, min(max(placement.counts), config.participation.expected_reports(problem.clients)))
+    reports = config.participation.expected_reports(problem.clients)
+    members = max(2, *(placement.max_members(rank, reports) for rank in range(placement.ranks)))
     size = max(2, min(members, _limits(problem, on_gpu).parameters // _parameters(problem)))
     while on_gpu and size > 2 and _evaluation_error(oracle, point, size, comm).startswith(OUT_OF_MEMORY):
         size = -(-size // 2)
@@ -163,8 +164,10 @@ def choose_group(
 
 def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
     """Return the minimum and maximum number of rows of all clients' full batches. Collective."""
-    least = reduce_number(comm, sampler.sizes.min(initial=2**62), "min")
-    return least, reduce_number(comm, sampler.sizes.max(initial=0), "max")
+    with collective_errors(comm, ValueError, OSError), user_code_errors("client_size"):
+        sizes = sampler.hosted_sizes()
+    least = reduce_number(comm, int(sizes.min(initial=2**62)), "min")
+    return least, reduce_number(comm, int(sizes.max(initial=0)), "max")
 
 
 def _parameters(problem: Problem) -> int:

@@ -84,21 +84,26 @@ class MessageCompressor:
     """Compresses and scales the messages of a rank's clients in place.
 
     Args:
-        clients: client numbers on this rank.
+        clients: numbers of the clients that this rank may step.
         layouts: layouts of the messages of a round's phases.
         shared: the state that clients read.
-
-    Attributes:
-        residuals: compression errors not sent yet, ``[clients, width]``.
+        residuals: compression errors not sent yet, ``[clients, width]``, on the device or in host memory.
     """
 
     def __init__(
-        self, config: SimulationSettings, clients: np.ndarray, layouts: Sequence[Layout], shared: State
+        self,
+        config: SimulationSettings,
+        clients: np.ndarray,
+        layouts: Sequence[Layout],
+        shared: State,
+        residuals: torch.Tensor,
     ):
         settings, self._seed, self._clients, self._shared = config.message, config.seed, clients, shared
         self._compression, self._feedback = settings.compression, settings.error_feedback
-        self._plans, width = plan(settings, config.algorithm.phases, layouts, shared.layout)
-        self.residuals = shared.buffer.new_zeros(len(clients), width)
+        self._plans, self._residuals = (
+            plan(settings, config.algorithm.phases, layouts, shared.layout)[0],
+            residuals,
+        )
 
     def reads(self, phase: int) -> set[str]:
         """Return the fields of ``shared`` that clients need for the differences in a phase."""
@@ -114,7 +119,7 @@ class MessageCompressor:
         """Return the bytes that a client uploads in a phase, ``None`` without compression."""
         if self._compression is None:
             return None
-        itemsize = self.residuals.element_size()
+        itemsize = self._residuals.element_size()
         return sum(self._compression.bytes(field.size, itemsize) for field in self._plans[phase])
 
     def send(
@@ -146,15 +151,18 @@ class MessageCompressor:
         stream = Stream(self._seed, "rounding", self._clients[positions], r, first=phase)
         if rows.is_cuda:
             stream = DeviceStream(stream, rows.device)
-        index = to_device(positions, rows.device)
+        index = to_device(positions, self._residuals.device)
+        residuals = self._residuals[index].to(rows.device) if self._feedback else None
         for field in self._plans[phase]:
             if self._compression.is_lossless(field.size):
                 continue
             values, base = rows[:, field.message], self._shared.buffer[field.base] if field.base else None
             change = values if base is None else values - base
-            if self._feedback:
-                change = change + self.residuals[index, field.residual]
+            if residuals is not None:
+                change = change + residuals[:, field.residual]
             sent = compress(self._compression, change, stream, self._feedback)
-            if self._feedback:
-                self.residuals[index, field.residual] = change - sent
+            if residuals is not None:
+                residuals[:, field.residual] = change - sent
             values.copy_(sent if base is None else base + sent)
+        if residuals is not None:
+            self._residuals[index] = residuals.to(index.device)

@@ -82,7 +82,11 @@ class Coordinator:
         if not self.participants.drops_clients or not r:
             return selected
         count, members = len(selected.members), self.participants.participating(r, phase, selected.members)
-        cohort = selected if len(members) == count else self._cohort(members)
+        if len(members) == count:
+            cohort = selected
+        else:  # the remaining clients are stepped by the same ranks, which have their fields of this round
+            weights = self.participants.weights
+            cohort = Cohort(members, self.placement, self.comm.rank, weights, selected.bounds)
         cohort.selected = count
         return cohort
 
@@ -113,8 +117,7 @@ class Coordinator:
         if not self.participants.unbiased or cohort is self._all_clients:
             return None
         scale = cohort.total / self._total
-        members = cohort.local + self.placement.edges[self.comm.rank]
-        return scale, self.participants.probabilities[members] * (scale / self.cohort_weight(cohort))
+        return scale, self.participants.probabilities[cohort.numbers] * (scale / self.cohort_weight(cohort))
 
     def refresh(self, r: int, mean: State, names: tuple[str, ...], t: int) -> tuple[str, ...]:
         """Update the adaptive matrices ``names`` from the averages, on all ranks.

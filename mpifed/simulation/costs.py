@@ -156,15 +156,15 @@ def member_seconds(
 
 
 class FederatedClock:
-    """Simulates the times of the phases for the clients of one rank; :meth:`collect` combines the ranks.
+    """Simulates the times of the phases for the clients that a rank steps; :meth:`collect` combines the
+    ranks.
 
     Args:
         clock: speed and network of the clients; ``None`` for times of 0.
-        clients: client numbers on this rank.
     """
 
-    def __init__(self, clock: Clock | None, seed: int, clients: np.ndarray):
-        self.settings, self.seed, self.clients = clock, seed, clients
+    def __init__(self, clock: Clock | None, seed: int):
+        self.settings, self.seed = clock, seed
         self._rounds: list[list[float]] = []  # the slowest member of each phase on this rank
 
     def begin_round(self) -> None:
@@ -177,14 +177,14 @@ class FederatedClock:
         """Record the next phase of round ``r``.
 
         Args:
-            members: positions of this rank's members among its clients, ``[C]``.
+            members: client numbers of the members that this rank steps, ``[C]``.
             calls: gradient evaluations of each member, ``[C]``.
             volume: communication volume of the phase.
             waits: whether the server waits until the timeout for a client that has dropped out.
         """
         if self.settings is not None:
             phase = len(self._rounds[-1])
-            seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, volume)
+            seconds = member_seconds(self.settings, self.seed, r, phase, members, calls, volume)
             timeout = (self.settings.timeout or 0.0) if waits else 0.0
             self._rounds[-1].append(seconds.max(initial=timeout))
 

@@ -29,6 +29,7 @@ from mpifed.core.device import to_device
 from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, Observed, State
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
+from mpifed.parallel.devices import wait_for
 from mpifed.parallel.placement import Cohort
 
 __all__ = ["Executor", "Observer", "Stage", "capacity", "message_rows"]
@@ -113,8 +114,8 @@ class Executor:
     """Runs client functions for the members of a cohort on this rank.
 
     Args:
-        oracle: the oracle of this rank's clients, ``batched`` if clients are vectorised.
-        clients: the ``client`` record of this rank, one row per client, ``[C, size]``.
+        oracle: the oracle of the clients that this rank may step, ``batched`` if clients are vectorised.
+        clients: their ``client`` record, one row per client, ``[C, size]``, on the device or in host memory.
         within_round: layout of the client fields that exist within a round.
         capacity: maximum number of clients stepped at a time, including copies; 1 is the loop.
 
@@ -127,7 +128,10 @@ class Executor:
     def __init__(self, oracle: Oracle, clients: State, within_round: Layout, capacity: int):
         self.oracle, self.sampler = oracle, oracle.sampler
         self.clients, self.capacity = clients, capacity
-        self._layout, self._views = within_round, {}
+        self._layout, self._views, device = within_round, {}, oracle.sampler.device
+        self._device, self._staged = device, None
+        if clients.buffer.device != device:  # a pinned copy of a group's records
+            self._staged = clients.buffer.new_empty(capacity, clients.buffer.shape[1]).pin_memory()
         self.calls_in_round, self.clipped = 0, 0  # the second becomes a tensor with `oracle.clip`
         self.calls = np.zeros(0, dtype=np.int64)
 
@@ -145,13 +149,17 @@ class Executor:
             members = np.append(members, members[-1])  # the copy of a single remaining client
         if stage.cohort != self._cohort:  # compared by number: a new cohort may have the same members
             self._cohort = stage.cohort
-            buffer = self.clients.buffer.new_zeros(len(members), self._layout.size)
-            self._within_round = State(self._layout, buffer)
+            zeros = torch.zeros(
+                len(members), self._layout.size, dtype=self.clients.buffer.dtype, device=self._device
+            )
+            self._within_round = State(self._layout, zeros)
         elif count < len(self._local):  # clients have dropped out
             remaining = np.searchsorted(self._local, members)
-            self._within_round = State(self._layout, self._within_round.buffer[self._index(remaining)])
+            index = to_device(remaining, self._device)
+            self._within_round = State(self._layout, self._within_round.buffer[index])
         self._local = cohort.local
-        self.sampler.select_members(members)
+        with user_code_errors(type(self.oracle.problem).__name__):  # reads data that are not loaded yet
+            self.sampler.select_members(members)
         self.calls = np.zeros(count, dtype=np.int64)
         return groups
 
@@ -176,7 +184,7 @@ class Executor:
             if not stage.filled:
                 _expect_filled(stage, returned, message)
             if index is not None:
-                self.clients.buffer[index] = client.buffer
+                self._write(index, client.buffer)
             self._count_calls(step)
         if before is not None:
             expect_unchanged(shared, before, "shared", stage.phase.client, "client")
@@ -190,11 +198,15 @@ class Executor:
     def _records(self, places: np.ndarray) -> tuple[State, torch.Tensor | None]:
         """Return the records of the clients at ``places``, and their index if the records are a copy.
 
-        Records of contiguous clients are views, which are cached.
+        On the device, records of contiguous clients are views, which are cached.
         """
         first, count = int(places[0]), len(places)
+        if self._staged is not None and self._staged.shape[1]:
+            index, staged = torch.from_numpy(places), self._staged[:count]
+            torch.index_select(self.clients.buffer, 0, index, out=staged)
+            return State(self.clients.layout, staged.to(self._device, non_blocking=True)), index
         if int(places[-1]) - first != count - 1:
-            index = self._index(places)
+            index = to_device(places, self.clients.buffer.device)
             return State(self.clients.layout, self.clients.buffer[index]), index
         if (first, count) not in self._views:
             if len(self._views) == MAX_VIEWS:
@@ -210,8 +222,12 @@ class Executor:
             self.clipped = self.clipped + self.oracle.clipped[:number].sum()  # read once per evaluation
         self.calls[members] *= self.oracle.problem.gradients_per_call
 
-    def _index(self, places: np.ndarray) -> torch.Tensor:
-        return to_device(places, self.clients.buffer.device)
+    def _write(self, index: torch.Tensor, records: torch.Tensor) -> None:
+        """Store the records of the clients with an index."""
+        if self._staged is not None:
+            records = self._staged[: len(index)].copy_(records, non_blocking=True)
+            wait_for(self._device)
+        self.clients.buffer[index] = records
 
 
 def _expect_filled(stage: Stage, returned: object, message: Observed) -> None:

@@ -52,7 +52,7 @@ class FullData:
     problem.
 
     Args:
-        sampler: the samples of this rank's clients.
+        sampler: the samples of the clients that this rank may step.
         clients: the cohort of all clients.
         reduction: name of the reduction of means over clients.
 
@@ -85,7 +85,7 @@ class FullData:
                 raise ContractError(f"{name} has the family {family!r}: expected minimax or operator")
             if self._sampler.generates_samples:
                 raise ContractError(f"{name} generates its samples: expected a problem with client_data")
-        self.clients, self.weights = sampler.clients, weights
+        self.clients, self.weights = clients.numbers, weights
         self._oracle = ORACLES[self.problem.family](self.problem, self._sampler, batched=False)
         self._all_clients, self._transport = clients, transport
         self._split = tuple(self.blocks.sizes.values())
@@ -128,22 +128,20 @@ class FullData:
     def local(self, position: int, point: torch.Tensor) -> torch.Tensor:
         """Return the full gradient of the client at ``position`` on this rank, ``[d]``."""
         return sum(
-            (
-                share * self._gradient(position, columns, point)
-                for share, columns in self._chunks(position, point)
-            ),
+            (share * self._gradient(columns, point) for share, columns in self._chunks(position, point)),
             start=torch.zeros_like(point),
         )
 
     @torch.no_grad()
     def stochastic(self, position: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
         """Return the client's gradient on sample ``number`` of ``round``, with the job's noise, ``[d]``."""
-        self._oracle.select_clients(slice(position, position + 1))
+        self._select(position)
         return self._evaluate(point, self._oracle.sample(number=number, round=round))
 
     def _chunks(self, position: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
         """Yield the client's rows in chunks, with each chunk's share of the rows."""
-        columns = next(self._sampler.client_batches(slice(position, position + 1)))
+        self._select(position)
+        columns = next(self._sampler.client_batches(slice(0, 1)))
         rows = len(columns[0]) if columns else 0
         if rows <= ROWS or not self._is_separable(position, columns, point):
             yield 1.0, columns
@@ -151,10 +149,12 @@ class FullData:
         for start in range(0, rows, ROWS):
             yield min(ROWS, rows - start) / rows, tuple(column[start : start + ROWS] for column in columns)
 
-    def _gradient(
-        self, position: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor
-    ) -> torch.Tensor:
-        self._oracle.select_clients(slice(position, position + 1))
+    def _select(self, position: int) -> None:
+        """Select the client at ``position`` on this rank."""
+        self._sampler.select_members(self._all_clients.local[position : position + 1])
+        self._oracle.select_clients(slice(0, 1))
+
+    def _gradient(self, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
         return self._evaluate(point, Sample(single=_copied(columns)))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
@@ -168,7 +168,7 @@ class FullData:
         if position not in self._separable:
             parts = (slice(0, ROWS), slice(0, ROWS // 2), slice(ROWS // 2, ROWS))
             chunk, first, second = (
-                self._gradient(position, tuple(column[part] for column in columns), point) for part in parts
+                self._gradient(tuple(column[part] for column in columns), point) for part in parts
             )
             tolerance = DIFFERENT * (first.norm() + second.norm())
             self._separable[position] = bool((chunk - (first + second) / 2).norm() <= tolerance)

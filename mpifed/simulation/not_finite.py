@@ -53,12 +53,12 @@ class FiniteValues:
     """Checks the messages, the averages and ``shared`` of a rank.
 
     Args:
-        hosted: client numbers on this rank.
+        clients: numbers of the clients that this rank may step.
         known_start: whether the starting point is the problem's own, at which a client's rows can be tested.
     """
 
-    def __init__(self, oracle: Oracle, hosted: np.ndarray, comm: SerialComm, known_start: bool):
-        self._oracle, self._hosted, self._comm, self._known_start = oracle, hosted, comm, known_start
+    def __init__(self, oracle: Oracle, clients: np.ndarray, comm: SerialComm, known_start: bool):
+        self._oracle, self._clients, self._comm, self._known_start = oracle, clients, comm, known_start
 
     def first_message(self, stage: Stage, cohort: Cohort, members: slice) -> _NonFiniteMessage | None:
         """Return a group's first message that is not finite, before the reduction overwrites the messages.
@@ -70,7 +70,7 @@ class FiniteValues:
         if all_finite(rows):
             return None
         row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-        return _NonFiniteMessage(int(self._hosted[cohort.local[members.start + row]]), rows[row].clone())
+        return _NonFiniteMessage(int(cohort.numbers[members.start + row]), rows[row].clone())
 
     def expect_mean(self, r: int, stage: Stage, first: _NonFiniteMessage | None) -> None:
         """Raise an error on all ranks if an average is not finite. Collective in that case.
@@ -96,7 +96,7 @@ class FiniteValues:
     def _described(self, stage: Stage, first: _NonFiniteMessage) -> str:
         """Describe a message that is not finite: its fields and the likely cause."""
         fields = _non_finite_fields(stage.mean.layout, first.message)
-        position = int(np.flatnonzero(self._hosted == first.client)[0])
+        position = int(np.flatnonzero(self._clients == first.client)[0])
         rows = _non_finite_row(self._oracle, position) if self._known_start else ""
         cause = (
             f"its gradient on {rows} of its data is not finite at the starting point either, which no step "
@@ -137,7 +137,8 @@ def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
 
 @torch.no_grad()
 def expect_gradient(oracle: Oracle, uses_full_batches: bool, comm: SerialComm) -> None:
-    """Evaluate the gradient of this rank's client with the fewest rows, forward and backward. Collective.
+    """Evaluate the gradient of this rank's client with the fewest rows, of those whose data are loaded,
+    forward and backward. Collective.
 
     Args:
         uses_full_batches: whether the method also evaluates all data of a client.
@@ -149,7 +150,8 @@ def expect_gradient(oracle: Oracle, uses_full_batches: bool, comm: SerialComm) -
     with collective_errors(comm, ValueError):
         if not len(sampler.clients):
             return
-        position = int(sampler.sizes.argmin())
+        loaded = sampler.loaded()
+        position = int(loaded[sampler.sizes[loaded].argmin()])
         one_row = bool(sampler.data) and sampler.sizes[position] == 1
         sampler.begin_round(0)
         _select(oracle, position)

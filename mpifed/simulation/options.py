@@ -63,6 +63,13 @@ class ExecutionOptions(ParallelOptions):
         "vectorises them, which changes the last digits; auto: vectorised for small models with many "
         "clients, on GPUs for all but large models",
     )
+    client_store: Speed[Literal["device", "memory", "disk"] | None] = Field(
+        None,
+        description="where the state of clients is stored between rounds; device: on the device of the rank "
+        "that hosts the client; memory: in host memory, where every rank of the node can step the client; "
+        "disk: the same in a temporary file, in $TMPDIR; default: device if all clients participate, "
+        "otherwise memory, and disk if it would take more than half of the memory",
+    )
     matrices: Speed[Literal["coordinator", "replicated"]] = Field(
         "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"
     )

@@ -250,7 +250,7 @@ class ClientMetrics(Evaluation):
                 row = _non_finite_row(scores)
                 bad_rows.append(np.nan if row is None else row)
         names = json.dumps([*by_client[0]]) if 0 in by_client else None
-        columns = json.loads(broadcast_text(self._comm, names, int(self._placement.rank_of[0])))
+        columns = json.loads(broadcast_text(self._comm, names, self._placement.rank_of(0)))
         others = json.dumps(sorted({*chain(*by_client.values())}.difference(columns)))  # nearly always []
         columns += sorted({*chain(*map(json.loads, texts_of_ranks(self._comm, others)))})
         hosted = [

@@ -15,6 +15,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
+from mpifed.base.memory import host_memory
 from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
 from mpifed.core.oracle import ORACLES
@@ -22,7 +23,7 @@ from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.comm import collective_errors, reduce_number
+from mpifed.parallel.comm import SerialComm, collective_errors, reduce_number
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
@@ -37,6 +38,9 @@ from mpifed.simulation.state import Allocation
 
 __all__ = ["Rounds"]
 
+#: Fraction of the memory of a GPU or a node for data of clients that do not participate in the current round.
+KEPT = 1 / 8
+
 
 class Rounds:
     """Runs rounds on a rank's state. All collectives of a round are called here.
@@ -48,7 +52,7 @@ class Rounds:
 
     Attributes:
         choice: the number of clients stepped at a time, and why.
-        hosted: numbers of this rank's clients.
+        clients: numbers of the clients that this rank may step.
         coordinator: determines cohorts and updates adaptive matrices.
         executor: steps the clients.
         compressor: compresses and scales messages.
@@ -75,14 +79,15 @@ class Rounds:
     ):
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.placement, self.observers = transport, placement, observers
-        self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
+        reach = placement.reach(transport.comm.rank)
+        self.clients, self.costs = np.arange(reach.start, reach.stop), Costs()
         self.skipped, self._reported_absence = 0, False
         self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
         phases, start = config.algorithm.phases, config.algorithm.start
         average = Phase(_no_client_function, memory.client_blocks)
         with collective_errors(transport.comm, ValueError, OSError):
-            self.clock = FederatedClock(config.clock, config.seed, self.hosted)
+            self.clock = FederatedClock(config.clock, config.seed)
             self.traffic = Traffic(config.algorithm, memory.shared.layout, buffer.element_size())
             self.coordinator = Coordinator(
                 config.algorithm,
@@ -94,20 +99,28 @@ class Rounds:
                 replicated=config.run.matrices == "replicated",
             )
             layouts = [memory.layout(phase.message) for phase in (*phases, *start, average)]
-            self.compressor = MessageCompressor(config, self.hosted, layouts[: len(phases)], memory.shared)
+            self.compressor = MessageCompressor(
+                config, self.clients, layouts[: len(phases)], memory.shared, memory.residuals
+            )
+            first, last = (placement.edges[transport.comm.rank :][:2] - reach.start).tolist()
+            partial = config.participation.partial_setting(problem.clients)
             with user_code_errors(type(problem).__name__):  # each rank reads the data of its own clients
                 sampler = Sampler(
                     problem,
-                    self.hosted,
+                    self.clients,
                     config.seed,
                     batch_size=config.oracle.batch_size,
                     noise=config.oracle.noise,
                     noise_width=oracle_type.noise_width(problem),
                     dtype=buffer.dtype,
                     device=buffer.device,
+                    hosted=slice(first, last),
+                    kept=_kept_bytes(transport.comm, buffer.device) if partial else None,
                 )
         self.choice = choose_group(config, sampler, placement, transport.comm, group)
-        self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
+        self._members = placement.max_members(
+            transport.comm.rank, config.participation.cohort or problem.clients
+        )
         size = capacity(self.choice.group, self._members)
         oracle = oracle_type(problem, sampler, size > 1, config.run.evaluation)
         oracle.clip, oracle.clip_jointly = config.oracle.clip, config.oracle.clip_over == "all"
@@ -117,7 +130,7 @@ class Rounds:
             expect_gradient(oracle, bool(config.algorithm.minibatch_alternative), transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
         # The weights of the setting `initial` are not known to the oracle.
-        self._finite = FiniteValues(oracle, self.hosted, transport.comm, known_start=not config.initial)
+        self._finite = FiniteValues(oracle, self.clients, transport.comm, known_start=not config.initial)
         self._average = self._stage(average) if memory.client_blocks.fields else None
         self._stages, self._start = self._stages_of(phases), self._stages_of(start)
 
@@ -216,7 +229,7 @@ class Rounds:
         self._reported_absence = True
         if cohort.selected:
             self.costs.phases += 1
-            self.clock.record_phase(r, cohort.local, cohort.local, Volume(0, 0), waits=True)
+            self.clock.record_phase(r, cohort.numbers, cohort.numbers, Volume(0, 0), waits=True)
         return reduce_number(self.transport.comm, float(control))
 
     def _now(self, r: int, cohort: Cohort) -> Now:
@@ -267,7 +280,7 @@ class Rounds:
         self.costs.bytes_up += volume.up * members
         self.costs.bytes_down += volume.down * (members + cohort.dropouts)
         waits = self.coordinator.server_waits(cohort)
-        self.clock.record_phase(r, cohort.local, self.executor.calls, volume, waits)
+        self.clock.record_phase(r, cohort.numbers, self.executor.calls, volume, waits)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two rounds, except records and residuals. Collective.
@@ -295,14 +308,19 @@ class Rounds:
         """Average the blocks of which every client has its own copy. Collective if there are such blocks."""
         if self._average is None:
             return
-        messages, reduction, count = self._average.messages, self._average.reduction, len(self.hosted)
-        size = len(messages.buffer)
-        reduction.begin(self.coordinator.cohort(0))
+        messages, reduction, cohort = (
+            self._average.messages,
+            self._average.reduction,
+            self.coordinator.cohort(0),
+        )
+        size, count, clients = len(messages.buffer), len(cohort.local), self.memory.clients
+        first = int(cohort.local[0]) if count else 0
+        reduction.begin(cohort)
         for start in range(0, count, size):
             stop = min(start + size, count)
             rows = messages.rows(0, stop - start)
             for block in self.memory.client_blocks.fields:
-                setattr(rows, block, getattr(self.memory.clients, block)[start:stop])
+                setattr(rows, block, getattr(clients, block)[first + start : first + stop])
             reduction.add(slice(start, stop))
         reduction.finish()
 
@@ -310,6 +328,13 @@ class Rounds:
         """Return the current iterate of a block, ``[d]``; the clients' average if each has its own copy."""
         shared = self.memory.shared
         return getattr(shared if name in shared or self._average is None else self._average.mean, name)
+
+
+def _kept_bytes(comm: SerialComm, device: torch.device) -> int:
+    """Return the size of the clients' data that a rank keeps on its device if not all clients participate."""
+    if device.type == "cuda":
+        return int(KEPT * torch.cuda.get_device_properties(device).total_memory)
+    return int(KEPT * host_memory() / comm.local_size)
 
 
 def _no_client_function(now, shared, client, message, oracle) -> None:

@@ -27,6 +27,7 @@ from mpifed.parallel.reproducibility import expect_reproducible_products
 from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 from mpifed.simulation.client_batching import Group
+from mpifed.simulation.client_store import client_store
 from mpifed.simulation.clipped_share import ClippedShare
 from mpifed.simulation.coordinator import Participants
 from mpifed.simulation.costs import Costs
@@ -126,15 +127,17 @@ class Simulation:
             out = getattr(config.run, "out", "")  # "" without files
             self._feasibility = Feasibility(self.problem, config.algorithm, comm, out)
         self.files = files | self.problem.files
-        self.placement = place_clients(config, self.problem, comm)
+        placement = place_clients(config, self.problem, comm)
         transport = choose_transport(comm, self.device, config.run.transport, exact)
-        self.hosted = self.placement.clients_of(comm.rank)
         with collective_errors(comm, ValueError, OSError):
-            memory = Allocation(
-                config.algorithm, self.problem, len(self.hosted), self.dtype, self.device, config.regularize
-            )
+            memory = Allocation(config, self.problem, self.dtype, self.device)
+        self._store = client_store(config, memory.row_bytes, comm, placement, self.device)
+        memory.allocate_clients(self._store)
+        self.placement = self._store.placement
+        self.hosted = self.placement.clients_of(comm.rank)
+        self._own = slice(*(self.placement.edges[comm.rank :][:2] - self.placement.reach(comm.rank).start))
         self.blocks, self._output = memory.blocks, memory.output
-        self.shared, self.clients = memory.shared, memory.clients
+        self.shared, self.clients = memory.shared, memory.clients.rows(self._own.start, self._own.stop)
         with default_dtype(self.dtype):
             self.rounds = Rounds(
                 config,
@@ -196,6 +199,7 @@ class Simulation:
             with user_code_errors(called(method.initialize), 0):
                 method.initialize(self.shared)
             self.rounds.traffic.record_writes([*self.blocks, *self.shared.pop_accesses()[1]])
+            self._store.wait_for_ranks()
             self.rounds.run(0)
         self._output.buffer.copy_(self.point())
 
@@ -214,6 +218,7 @@ class Simulation:
             ContractError, PluginError: on the ranks where a function of the method or the problem fails.
         """
         self.round += 1
+        self._store.wait_for_ranks()  # which may still read or write the state of clients
         with default_dtype(self.dtype):
             controls = self.rounds.run(self.round, control)
         if self._regularizer and self._regularizer.ends_stage(self.round):
@@ -321,6 +326,7 @@ class Simulation:
             "threads": torch.get_num_threads(),
             "placement": self.config.run.placement,
             "clients": self.placement.counts,
+            "client_store": self._store.kind,
             "group": self.rounds.choice.group,
             "transport": self.rounds.transport.name,
         }
@@ -332,7 +338,7 @@ class Simulation:
 
     def client_rows(self) -> ClientRows:
         """Return the state of this rank's clients between rounds, one row per client."""
-        return ClientRows([self.clients.buffer, self.rounds.compressor.residuals])
+        return ClientRows([self.clients.buffer, self.rounds.memory.residuals[self._own]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state between two rounds, without copies. Collective.

@@ -20,11 +20,21 @@ from mpifed.base.memory import format_bytes, host_memory
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.problem import Problem, as_family
-from mpifed.core.records import Adaptive, Compressed, Layout, Observed, Record, WithinRound, not_sent
+from mpifed.core.records import (
+    Adaptive,
+    Compressed,
+    Layout,
+    Observed,
+    Record,
+    State,
+    WithinRound,
+    not_sent,
+)
 from mpifed.core.sampling import drawn_at_once
 from mpifed.core.streams import BYTES_PER_DRAW
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import max_partial_sums
+from mpifed.simulation.client_store import ClientStore, choose_store
 from mpifed.simulation.compression import plan
 from mpifed.simulation.executor import capacity, message_rows
 from mpifed.simulation.options import Regularize
@@ -72,17 +82,28 @@ def _layouts(method: Algorithm, problem: Problem, regularize: Regularize | None)
     return _Layouts(*(_layout(record, method, problem) for record in records))
 
 
+def _residuals(config: SimulationSettings, problem: Problem, shared: Layout) -> int:
+    """Return the number of residuals of compression per client."""
+    phases = config.algorithm.phases
+    return plan(
+        config.message,
+        phases,
+        [_layout(phase.message, config.algorithm, problem) for phase in phases],
+        shared,
+    )[1]
+
+
 class Allocation:
     """The states of a method on a problem.
 
     Args:
         problem: prepared, of the method's family.
-        clients: number of clients on this rank.
-        regularize: adds the centres of the terms to ``shared``.
 
     Attributes:
-        shared, clients, output: the records; ``clients`` has one row per client of this rank, ``output`` has
-            the blocks of the problem.
+        shared, output: the records; ``output`` has the blocks of the problem.
+        clients: the record of the clients that this rank may step, one row per client; ``residuals``: their
+            errors of compression not sent yet, ``[clients, width]``.
+        row_bytes: size of a client's record and residuals.
         within_round: layout of the clients' fields that exist within a round.
         moments: statistics of the adaptive matrices, used by rank 0.
         client_blocks: the blocks of which every client has its own copy.
@@ -91,24 +112,30 @@ class Allocation:
         ContractError: the records do not fit the problem.
     """
 
-    def __init__(
-        self,
-        method: Algorithm,
-        problem: Problem,
-        clients: int,
-        dtype,
-        device: torch.device,
-        regularize: Regularize | None = None,
-    ):
-        self._method, self._problem, self.blocks = method, problem, problem.variables()
+    clients: State
+    residuals: torch.Tensor
+
+    def __init__(self, config: SimulationSettings, problem: Problem, dtype, device: torch.device):
+        self._method, self._problem, self.blocks = config.algorithm, problem, problem.variables()
         self._expect_blocks()
-        layouts = _layouts(method, problem, regularize)
+        layouts = _layouts(config.algorithm, problem, config.regularize)
+        self._client, self._dtype = layouts.client, dtype
+        self._residuals = _residuals(config, problem, layouts.shared)
+        self.row_bytes = (layouts.client.size + self._residuals) * dtype.itemsize
         self.shared = Observed(layouts.shared, layouts.shared.state((), dtype, device).buffer)
-        self.clients = layouts.client.state((clients,), dtype, device)
         self.within_round = layouts.within_round
         self.moments = layouts.moments.state((), dtype, device)
         self.output = self.layout(Record(**{block: block for block in self.blocks})).state((), dtype, device)
         self.client_blocks = Record(**{block: block for block in self.blocks if block not in self.shared})
+
+    def allocate_clients(self, store: ClientStore) -> None:
+        """Allocate the records and residuals of clients. Collective.
+
+        Raises:
+            CollectiveError: on all ranks: a rank cannot allocate or share the memory.
+        """
+        self.clients = State(self._client, store.allocate(self._client.size, self._dtype))
+        self.residuals = store.allocate(self._residuals, self._dtype)
 
     def layout(self, record: Record) -> Layout:
         """Lay out a record of the method, such as a message."""
@@ -133,7 +160,8 @@ class Allocation:
 
 
 class ClientRows:
-    """The state of this rank's clients between rounds, one row per client: several matrices side by side.
+    """The state of the clients that a rank hosts between rounds, one row per client: several matrices side by
+    side.
 
     The state is never copied as a whole on a device.
 
@@ -183,7 +211,7 @@ def memory_needs(config: SimulationSettings, problem: Problem, clients: int, mem
     phases = [_layout(phase.message, method, problem) for phase in method.phases]
     start = [_layout(phase.message, method, problem) for phase in method.start]
     sizes = [layout.size for layout in phases + start]
-    residuals = plan(config.message, method.phases, phases, layouts.shared)[1]
+    residuals = _residuals(config, problem, layouts.shared)
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
     single = group == clients == 1  # the row of the only client is also a partial sum
     # With "fused", the mean is also a partial sum.
@@ -224,9 +252,17 @@ def expect_memory(
         records = {}
     ranks, constants = min(comm.local_size, problem.clients), {"the problem's constants": problem.footprint()}
     run = f"{title(config.algorithm)} on {title(problem)}"
-    _expect_sufficient(run, problem, constants, ranks, host_memory(), "the node")
+    state, total = records.pop("the clients' records", 0), 0
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
+    row_bytes = state // max(1, clients)
+    store = choose_store(config, row_bytes, clients * ranks, clients * sharing, total)
+    if store == "device":
+        records["the clients' records"] = state
+    elif store == "memory":
+        constants["the clients' records"] = state
+    _expect_sufficient(run, problem, constants, ranks, host_memory(), "the node")
+    if total:
         _expect_sufficient(run, problem, records, sharing, total, f"the GPU {device.index or 0}")
     else:
         _expect_sufficient(run, problem, records, ranks, host_memory(), "the node")

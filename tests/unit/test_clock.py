@@ -47,16 +47,16 @@ def test_time_of_a_client():
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
-    clock, comm = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0, np.array([10, 11, 12])), SerialComm()
+    clock, comm = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0), SerialComm()
     clock.begin_round()
-    clock.record_phase(1, np.array([0, 2]), np.array([2, 6]), VOLUME)  # 2.25 + 1.5
-    clock.record_phase(1, np.array([0, 2]), np.array([4, 2]), VOLUME)  # 2.25 + 1, by the other client
+    clock.record_phase(1, np.array([10, 12]), np.array([2, 6]), VOLUME)  # 2.25 + 1.5
+    clock.record_phase(1, np.array([10, 12]), np.array([4, 2]), VOLUME)  # 2.25 + 1, by the other client
     clock.begin_round()
     clock.record_phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), VOLUME)  # a rank without members
     clock.begin_round()
     assert clock.collect(comm).tolist() == [3.75 + 3.25 + 2 * 0.5, 0.5, 0.0]
     assert clock.collect(comm).tolist() == []
-    clock = FederatedClock(None, 0, np.arange(3))  # without [clock]
+    clock = FederatedClock(None, 0)  # without [clock]
     clock.begin_round()
     clock.record_phase(1, np.arange(3), np.arange(3), VOLUME)
     assert clock.collect(comm).tolist() == [0.0]

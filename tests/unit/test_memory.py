@@ -88,7 +88,7 @@ def test_residuals_match_the_estimate(compression, feedback):
     message = {"compression": compression, "error_feedback": feedback}
     config = Config(algorithm=METHOD, problem=Saddle(d=300, clients=9), message=message)
     simulation = Simulation.from_settings(config, SerialComm())
-    held = simulation.rounds.compressor.residuals.nbytes
+    held = simulation.rounds.memory.residuals.nbytes
     records = memory_needs(config, simulation.problem, 9, 9)["the clients' records"]
     assert records == simulation.clients.buffer.nbytes + held
     assert held == (9 * 600 * 4 if feedback and compression["ratio"] < 1 else 0)

@@ -238,9 +238,9 @@ def test_clients_in_chunks(monkeypatch, centred):
     seen = []
     parts = simulation.full_data()
 
-    def gradient(place, columns, point):
+    def gradient(columns, point):
         seen.append(len(columns[0]))
-        return FullData._gradient(parts, place, columns, point)
+        return FullData._gradient(parts, columns, point)
 
     monkeypatch.setattr(parts, "_gradient", gradient)
     torch.testing.assert_close(parts.gradient(simulation.point()), expected, rtol=1e-13, atol=1e-13)
