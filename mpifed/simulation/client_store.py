@@ -9,8 +9,9 @@
 ============  ================================================================================================
 
 Every rank of a node can read and write memory or a file that they share. The members of a cohort that a node
-hosts are then divided among its ranks (:class:`mpifed.parallel.placement.Placement`). A GPU receives copies
-of the rows of a group, and returns them after its step.
+hosts are then divided among its ranks (:class:`mpifed.parallel.placement.Placement`), unless the method
+samples several cohorts in a round. A GPU receives copies of the rows of a group, and returns them after its
+step.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def client_store(
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     hosted = max(placement.counts)
     kind = choose_store(config, row_bytes, hosted * comm.local_size, hosted * ranks_on(comm, device), total)
-    return ClientStore(KINDS[reduce_number(comm, KINDS.index(kind), "max")], comm, placement, device)
+    kind = KINDS[reduce_number(comm, KINDS.index(kind), "max")]
+    # In a later cohort of a round, a client continues to count the samples that it has drawn in the round.
+    moves = not any(phase.new_cohort for phase in config.algorithm.phases)
+    return ClientStore(kind, comm, placement, device, moves)
 
 
 class ClientStore:
@@ -72,18 +76,21 @@ class ClientStore:
     Args:
         kind: "device", "memory" or "disk".
         placement: of the clients on the ranks.
+        moves: whether a client may be stepped by several ranks, each in other rounds.
 
     Attributes:
         placement: the same, in which ranks that share memory form groups.
         shares: whether ranks share the state of clients.
     """
 
-    def __init__(self, kind: str, comm: SerialComm, placement: Placement, device: torch.device):
+    def __init__(self, kind: str, comm: SerialComm, placement: Placement, device: torch.device, moves: bool):
         self.kind, self._comm = kind, comm
         self._device = device if kind == "device" else torch.device("cpu")
         self._node, self.placement, self.shares = SerialComm(), placement, False
         nodes = Nodes.from_comm(comm)
-        if kind == "device" or not 1 < len(nodes.firsts) <= comm.size:  # no ranks of a node, or out of order
+        if (
+            kind == "device" or not moves or not 1 < len(nodes.firsts) <= comm.size
+        ):  # no ranks of a node, or out of order
             return
         try:
             share_memory(comm, nodes.node, 1)
