@@ -2,7 +2,7 @@
 # Checks the GPUs of this node and prints a Markdown report; the arguments are those of scripts/bench/gpus.py, e.g.
 # scripts/gpu_check.sh --minutes 5 --output gpus.md. It runs as root, in a Slurm job and without a network. The active Python is
 # used if its torch can use a GPU, as on a cluster; pytest, hypothesis, mpi4py and an MPI library are needed for a part of the report.
-# Otherwise, on a node with GPUs, the environment of scripts/environment. --rehearse runs on simulated GPUs.
+# Otherwise, on a node with GPUs, the environment of scripts/environment. --rehearse runs on a simulated GPU.
 # Exit code 2 without a GPU that torch can use, 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
