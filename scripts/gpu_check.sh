@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# Runs the GPU tests and the floor benchmark on one and several GPUs of this node and prints Markdown tables. Arguments are passed
-# to scripts/bench/gpus.py, e.g. scripts/gpu_check.sh --json gpus.json -- --workloads saddle --rounds 200
-# Exit code 2 without a GPU that torch can use.
+# Checks the GPUs of this node and prints a Markdown report; the arguments are those of scripts/bench/gpus.py, e.g.
+# scripts/gpu_check.sh --minutes 5 --output gpus.md. It runs as root, in a Slurm job and without a network. The active Python is
+# used if its torch can use a GPU, as on a cluster; pytest, hypothesis, mpi4py and an MPI library are needed for a part of the report.
+# Otherwise, on a node with GPUs, the environment of scripts/environment. --rehearse runs on a simulated GPU.
+# Exit code 2 without a GPU that torch can use, 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if ! nvidia-smi -L >/dev/null 2>&1; then
-  echo "gpu_check: no GPU: nvidia-smi does not list any" >&2
+ready='import torch; raise SystemExit(not (torch.version.hip or torch.cuda.is_available()))'
+for argument in "$@"; do
+  if [ "$argument" = --rehearse ]; then ready='import torch; import pydantic'; fi
+done
+for python in python python3; do
+  if "$python" -c "$ready" 2>/dev/null; then
+    echo "gpu_check: using $(command -v "$python")" >&2
+    exec "$python" scripts/bench/gpus.py "$@"
+  fi
+done
+if [[ " $* " != *" --rehearse "* ]] && ! nvidia-smi -L >/dev/null 2>&1; then
+  echo "gpu_check: no GPU: the active Python has no torch that can use one, and nvidia-smi does not list any" >&2
   exit 2
 fi
-# Test the MPI and torch of the active environment if it is complete, as on a cluster, otherwise the pinned versions.
-if python -c 'import mpi4py.MPI, torch, h5py, pytest, pytest_mpi; assert torch.cuda.is_available()' 2>/dev/null; then
-  export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-  echo "gpu_check: using the active environment, $(command -v python)" >&2
-else
-  . scripts/environment
-  echo "gpu_check: using the environment of scripts/environment" >&2
-fi
+. scripts/environment >&2
+echo "gpu_check: using the environment of scripts/environment" >&2
 exec python scripts/bench/gpus.py "$@"

@@ -82,8 +82,8 @@ def at(monkeypatch):
 
 def pytest_collection_modifyitems(config, items):
     """Deselect MPI tests without mpirun, and run the longest files first so that parallel workers end
-    together."""
-    if not config.getoption("--with-mpi") and not config.option.markexpr:
+    together. Without pytest-mpi, the option is unknown."""
+    if not config.getoption("--with-mpi", False) and not config.option.markexpr:
         alone = [item for item in items if not item.get_closest_marker("mpi")]
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("mpi")])
         items[:] = alone

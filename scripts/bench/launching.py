@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
@@ -17,6 +18,7 @@ SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
@@ -43,21 +45,31 @@ def send(result: dict) -> None:
     print(MARK + json.dumps(result), flush=True)
 
 
+def mpirun() -> str | None:
+    """Return the path of mpirun: next to the interpreter, on PATH, or in the folder into which pip has
+    installed mpi4py and an MPI library; ``None`` if there is none."""
+    beside = [Path(sys.executable).parent / "mpirun"]
+    package = find_spec("mpi4py")
+    parents = list(Path(package.origin).parents)[1:5] if package and package.origin else []
+    around = [folder / "bin" / "mpirun" for folder in parents]
+    found = [next((str(file) for file in files if file.exists()), None) for files in (beside, around)]
+    return found[0] or shutil.which("mpirun") or found[1]
+
+
 def launch(ranks: int, script: str, arguments: list[str]) -> Iterator[dict]:
     """Run a script on ``ranks`` ranks and yield its results as they arrive; its other output is printed.
 
     Ends this process with an error message if there is no mpirun, or if the job fails.
     """
-    bundled = Path(sys.executable).parent / "mpirun"
-    mpirun = str(bundled) if bundled.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        sys.exit("no mpirun next to the interpreter or on PATH: install an MPI library")
+    launcher = mpirun()
+    if launcher is None:
+        sys.exit("no mpirun next to the interpreter, on PATH or next to mpi4py: install an MPI library")
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
     } | SETTINGS
     checkout = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
-    command = [mpirun, "-n", str(ranks), sys.executable, script, *arguments]
+    command = [launcher, "-n", str(ranks), sys.executable, script, *arguments]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
             if line.startswith(MARK):

@@ -1,9 +1,10 @@
-"""Copies, random numbers, transports and reductions on the simulated GPU."""
+"""Copies, random numbers, transports and reductions on a GPU."""
 
 import numpy as np
 import pytest
 import simulated_gpu
 import torch
+from device_rounds import SIMULATED, TOLERANCE, counted
 from games import Game, configuration
 from simulated_gpu import device as gpu
 
@@ -21,6 +22,11 @@ from mpifed.parallel.transport import Host, Nccl, SingleRank
 from mpifed.simulation import state
 
 CUDA = torch.device("cuda", 0)
+
+
+def expect_waits(found, number: int):
+    """On a real GPU at most, because torch does not report all of them."""
+    assert found.total() == number or (not SIMULATED and found.total() < number), found
 
 
 class Several(SerialComm):
@@ -50,7 +56,8 @@ def test_selftest_runs_on_the_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "_library", lambda: 1 / 0)
     selftest.run_checks(SerialComm())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"ok      GPU: {torch.cuda.get_device_name()}, the first of 1 on the node of rank 0"
+    name, number = torch.cuda.get_device_name(), torch.cuda.device_count()
+    assert lines[2] == f"ok      GPU: {name}, the first of {number} on the node of rank 0"
 
 
 def test_the_words_of_a_stream_are_the_same_on_the_gpu():
@@ -61,17 +68,19 @@ def test_the_words_of_a_stream_are_the_same_on_the_gpu():
         assert found.is_cuda
         expected = torch.from_numpy(getattr(host, draw)(5).astype(found.cpu().numpy().dtype))
         # SciPy and torch compute the inverse of the normal distribution with rounding errors of a few units.
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-13 if draw == "normal" else 0, atol=0)
+        rounding = 0.0 if draw != "normal" else 1e-13 if SIMULATED else TOLERANCE
+        torch.testing.assert_close(found.cpu(), expected, rtol=rounding, atol=0)
     assert stream.integers([3, 8, 2**31 - 1], 6).tolist() == host.integers([3, 8, 2**31 - 1], 6).tolist()
 
 
 def test_copies_to_the_gpu_do_not_wait():
-    gpu.clear()
-    values = to_device(np.arange(3), CUDA, torch.float32)
-    assert not gpu.waits and gpu.copies == {"to device": 1}
+    with counted() as waits:
+        values = to_device(np.arange(3), CUDA, torch.float32)
+    assert not waits and (not SIMULATED or gpu.copies == {"to device": 1})
     assert values.dtype == torch.float32 and values.tolist() == [0.0, 1.0, 2.0]
-    to_device(np.zeros(PINNED + 1, np.uint8), CUDA)
-    assert gpu.copies == {"to device": 1, "to device, waiting": 1, "from device, waiting": 1}
+    with counted() as waits:
+        to_device(np.zeros(PINNED + 1, np.uint8), CUDA)
+    assert waits.total() == 1 and (not SIMULATED or gpu.copies == {"to device, waiting": 1})
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -83,11 +92,12 @@ def test_staging_through_pinned_memory(rank):
         tensor = torch.arange(20.0, device=CUDA) + repetition
         expected = 3 * (torch.arange(20.0) + repetition)
         expected[-1] = 15.0
-        gpu.clear()
-        assert transport.sum_(tensor, 5.0) == 15.0 and transport.checksum == expected.sum()
-        assert gpu.waits.total() == 1
-        transport.bcast_(tensor)
-        assert gpu.waits.total() == 2
+        with counted() as waits:
+            assert transport.sum_(tensor, 5.0) == 15.0 and transport.checksum == expected.sum()
+        expect_waits(waits, 1)
+        with counted() as waits:
+            transport.bcast_(tensor)
+        expect_waits(waits, 1)
         assert torch.equal(tensor.cpu(), expected)
     assert transport.seconds > 0
 
@@ -108,13 +118,14 @@ def test_a_reduction_waits_once(name, kind):
         reduction = kind(transport, 2, placement, 40, torch.float64)
         cohort = Cohort(np.arange(6), placement, 0)
         for repetition in range(3):
-            gpu.clear()
-            reduction.begin(cohort)
-            for start in range(0, len(cohort.local), 2):
-                reduction.rows[:] = torch.arange(40.0, dtype=torch.float64, device=CUDA) + repetition
-                reduction.add(slice(start, start + 2))
-            assert reduction.finish(1.0) == transport.comm.size
-            assert reduction.mean_is_finite() and gpu.waits.total() == 1
+            with counted() as waits:
+                reduction.begin(cohort)
+                for start in range(0, len(cohort.local), 2):
+                    reduction.rows[:] = torch.arange(40.0, dtype=torch.float64, device=CUDA) + repetition
+                    reduction.add(slice(start, start + 2))
+                assert reduction.finish(1.0) == transport.comm.size
+                assert reduction.mean_is_finite()
+            expect_waits(waits, 1)
             expected = torch.arange(40.0, dtype=torch.float64) + repetition
             torch.testing.assert_close(reduction.mean.cpu(), expected, rtol=1e-15, atol=0)  # one rounding
         assert transport.seconds > 0 or (name, kind) == ("none", FusedReduction)
@@ -129,13 +140,16 @@ def test_ranks_that_share_a_gpu_are_counted():
 
 
 def test_the_polar_factor_by_newton_schulz():
-    U = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).to(CUDA)
-    gpu.clear()
-    factor = Orthogonalize()(U, {"": (3, 4)})
-    assert not gpu.waits
-    assert torch.equal(factor.cpu(), Orthogonalize("newton_schulz")(U.cpu(), {"": (3, 4)}))
+    U = torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(CUDA)
+    with counted() as waits:
+        factor = Orthogonalize()(U, {"": (3, 4)})
+    assert not waits
+    rounding = 0.0 if SIMULATED else TOLERANCE
+    expected = Orthogonalize("newton_schulz")(U.cpu(), {"": (3, 4)})
+    torch.testing.assert_close(factor.cpu(), expected, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.skipif(not SIMULATED, reason="sets the memory of the simulated GPU")
 def test_the_memory_guard_counts_the_ranks_of_a_gpu(monkeypatch):
     problem, method = Game(clients=4), LocalSGDA(q=2, eta_x=0.1, eta_y=0.1)
     config = configuration(method, problem, "unused", reduction="fused")
