@@ -302,14 +302,14 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        loss, blocks = self._with_options("loss"), self.blocks
+        loss, blocks, names = self._with_options("loss"), self.blocks, tuple(self.blocks)
         self._gradients = Gradients(loss, blocks)
         self._analytic = self._over_clients("gradients")
         self._split = tuple(self.blocks.sizes.values())
 
         def loss_at(*point_and_batch):  # one client at flat blocks [d]
             *point, batch = point_and_batch
-            return loss(*map(blocks.unflatten, blocks, point), batch)
+            return loss(*map(blocks.unflatten, names, point), batch)
 
         by_blocks = torch.func.grad(loss_at, tuple(range(len(blocks))))
         self._compiled = None if evaluation.compile == "none" else self._vectorised(by_blocks)

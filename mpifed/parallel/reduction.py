@@ -117,14 +117,17 @@ class _Reduction:
                 sums = scratch[used : used + pairs]
                 self._add_arrays(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
                 rows, used = sums, used + pairs
-            elif isinstance(pairs[0], slice):
-                self._add_arrays(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
+                continue
+            left, right = map(self._index, pairs)
+            if isinstance(left, slice):
+                self._add_arrays(rows[left], rows[right], out=rows[left])
             else:
-                left, right = pairs
-                if not self._on_cpu:
-                    left, right = (to_device(index, rows.device) for index in pairs)
                 rows[left] = rows[left] + rows[right]
         return rows
+
+    def _index(self, rows: slice | np.ndarray):
+        """Return an index of rows on the device of the buffers."""
+        return rows if self._on_cpu or isinstance(rows, slice) else to_device(rows, self.rows.device)
 
     def _store(self, new_sums, rows, sums) -> None:
         """Add the sums of a group to the partial sums, see :meth:`mpifed.parallel.tree.Tree.steps`."""

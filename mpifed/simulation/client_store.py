@@ -24,7 +24,7 @@ import torch
 from mpifed.base.log import warning
 from mpifed.base.memory import host_memory
 from mpifed.parallel.comm import CollectiveError, SerialComm, reduce_number
-from mpifed.parallel.devices import ranks_on
+from mpifed.parallel.devices import ranks_on, wait_for
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.simulation.settings import SimulationSettings
@@ -40,8 +40,8 @@ SHARE = 0.5
 def choose_store(
     config: SimulationSettings, row_bytes: int, on_node: int, on_device: int, gpu_memory: int
 ) -> str:
-    """Return ``run.client_store``, or its default: the device if all clients participate, otherwise memory;
-    a file if the memory does not suffice.
+    """Return ``run.client_store``, or its default: on GPUs the device, on CPUs the device if all clients
+    participate, otherwise memory. If the memory does not suffice: host memory for GPUs, a file for the host.
 
     Args:
         row_bytes: size of the state of a client.
@@ -51,10 +51,10 @@ def choose_store(
     if config.run.client_store:
         return config.run.client_store
     in_memory = "memory" if row_bytes * on_node <= SHARE * host_memory() else "disk"
-    fits = row_bytes * on_device <= SHARE * gpu_memory if gpu_memory else in_memory == "memory"
-    return (
-        "device" if fits and not config.participation.partial_setting(config.problem.clients) else in_memory
-    )
+    if gpu_memory:
+        return "device" if row_bytes * on_device <= SHARE * gpu_memory else in_memory
+    partial = config.participation.partial_setting(config.problem.clients)
+    return "device" if in_memory == "memory" and not partial else in_memory
 
 
 def client_store(
@@ -85,7 +85,7 @@ class ClientStore:
 
     def __init__(self, kind: str, comm: SerialComm, placement: Placement, device: torch.device, moves: bool):
         self.kind, self._comm = kind, comm
-        self._device = device if kind == "device" else torch.device("cpu")
+        self._device = device
         self._node, self.placement, self.shares = SerialComm(), placement, False
         nodes = Nodes.from_comm(comm)
         if (
@@ -107,8 +107,11 @@ class ClientStore:
             CollectiveError: on all ranks: a rank cannot allocate or share the memory.
         """
         clients = len(self.placement.reach(self._comm.rank))
-        if self.kind == "device" or not width or (self.kind == "memory" and not self.shares):
-            return torch.zeros(clients, width, dtype=dtype, device=self._device)
+        if not width:
+            return torch.zeros(clients, 0, dtype=dtype, device=self._device)
+        if self.kind == "device" or (self.kind == "memory" and not self.shares):
+            device = self._device if self.kind == "device" else "cpu"
+            return torch.zeros(clients, width, dtype=dtype, device=device)
         # The first rank of the node allocates the rows of all.
         nbytes = clients * width * dtype.itemsize if self._node.rank == 0 else 0
         folder = tempfile.gettempdir() if self.kind == "disk" else None
@@ -120,3 +123,29 @@ class ClientStore:
         """Wait until the ranks of the node have completed what they do between rounds. Collective."""
         if self.shares:
             self._node.barrier()
+
+
+class GroupRows:
+    """Copies rows of a matrix in host memory to a device and back, through pinned memory.
+
+    Args:
+        matrix: ``[clients, width]``.
+    """
+
+    def __init__(self, matrix: torch.Tensor, device: torch.device):
+        self._matrix, self._device = matrix, device
+        self._pinned = matrix[:0]
+
+    def read(self, positions: np.ndarray) -> torch.Tensor:
+        """Return the rows at ``positions`` on the device, ``[C, width]``. The copy is queued."""
+        if len(self._pinned) < len(positions):
+            self._pinned = self._matrix.new_empty(len(positions), self._matrix.shape[1]).pin_memory()
+        rows = self._pinned[: len(positions)]
+        torch.index_select(self._matrix, 0, torch.from_numpy(positions), out=rows)
+        return rows.to(self._device, non_blocking=True)
+
+    def write(self, positions: np.ndarray, rows: torch.Tensor) -> None:
+        """Replace the rows at ``positions``, those of the last :meth:`read`. Waits for the device."""
+        copied = self._pinned[: len(positions)].copy_(rows, non_blocking=True)
+        wait_for(self._device)
+        self._matrix[torch.from_numpy(positions)] = copied

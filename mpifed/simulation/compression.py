@@ -26,6 +26,7 @@ from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.records import Layout, State, Stored
 from mpifed.core.streams import Stream
 from mpifed.parallel.placement import Cohort
+from mpifed.simulation.client_store import GroupRows
 from mpifed.simulation.executor import Stage
 from mpifed.simulation.settings import SimulationSettings
 
@@ -100,10 +101,9 @@ class MessageCompressor:
     ):
         settings, self._seed, self._clients, self._shared = config.message, config.seed, clients, shared
         self._compression, self._feedback = settings.compression, settings.error_feedback
-        self._plans, self._residuals = (
-            plan(settings, config.algorithm.phases, layouts, shared.layout)[0],
-            residuals,
-        )
+        self._plans = plan(settings, config.algorithm.phases, layouts, shared.layout)[0]
+        self._residuals, in_host_memory = residuals, not residuals.is_cuda and shared.buffer.is_cuda
+        self._copied = GroupRows(residuals, shared.buffer.device) if in_host_memory else None
 
     def reads(self, phase: int) -> set[str]:
         """Return the fields of ``shared`` that clients need for the differences in a phase."""
@@ -151,8 +151,7 @@ class MessageCompressor:
         stream = Stream(self._seed, "rounding", self._clients[positions], r, first=phase)
         if rows.is_cuda:
             stream = DeviceStream(stream, rows.device)
-        index = to_device(positions, self._residuals.device)
-        residuals = self._residuals[index].to(rows.device) if self._feedback else None
+        residuals = self._read_residuals(positions) if self._feedback else None
         for field in self._plans[phase]:
             if self._compression.is_lossless(field.size):
                 continue
@@ -164,5 +163,12 @@ class MessageCompressor:
             if residuals is not None:
                 residuals[:, field.residual] = change - sent
             values.copy_(sent if base is None else base + sent)
-        if residuals is not None:
-            self._residuals[index] = residuals.to(index.device)
+        if residuals is not None and self._copied:
+            self._copied.write(positions, residuals)
+        elif residuals is not None:
+            self._residuals[to_device(positions, residuals.device)] = residuals
+
+    def _read_residuals(self, positions: np.ndarray) -> torch.Tensor:
+        if self._copied:
+            return self._copied.read(positions)
+        return self._residuals[to_device(positions, self._residuals.device)]

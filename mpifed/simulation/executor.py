@@ -29,8 +29,8 @@ from mpifed.core.device import to_device
 from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, Observed, State
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.devices import wait_for
 from mpifed.parallel.placement import Cohort
+from mpifed.simulation.client_store import GroupRows
 
 __all__ = ["Executor", "Observer", "Stage", "capacity", "message_rows"]
 
@@ -128,10 +128,9 @@ class Executor:
     def __init__(self, oracle: Oracle, clients: State, within_round: Layout, capacity: int):
         self.oracle, self.sampler = oracle, oracle.sampler
         self.clients, self.capacity = clients, capacity
-        self._layout, self._views, device = within_round, {}, oracle.sampler.device
-        self._device, self._staged = device, None
-        if clients.buffer.device != device:  # a pinned copy of a group's records
-            self._staged = clients.buffer.new_empty(capacity, clients.buffer.shape[1]).pin_memory()
+        self._layout, self._views, self._device = within_round, {}, oracle.sampler.device
+        in_host_memory = self._device.type == "cuda" and not clients.buffer.is_cuda
+        self._copied = GroupRows(clients.buffer, self._device) if in_host_memory else None
         self.calls_in_round, self.clipped = 0, 0  # the second becomes a tensor with `oracle.clip`
         self.calls = np.zeros(0, dtype=np.int64)
 
@@ -167,12 +166,18 @@ class Executor:
         """Run the client function for a group, which fills the first rows of the messages."""
         before = shared.buffer.clone() if now.round < 2 else None
         stage.messages.buffer.zero_()
+        copies = None
+        if self._copied:
+            group = self.sampler.members[self._with_copy(members)]
+            copies = State(self.clients.layout, self._copied.read(group))
         for row, step in self._steps(members):
-            # A single vectorised client is stepped with its copy, the next member of the sampler.
-            rows = slice(step.start, max(step.stop, step.start + min(self.capacity, 2)))
+            rows = self._with_copy(step)
             places = self.sampler.members[rows]
             self.oracle.select_clients(rows)
-            client, index = self._records(places)
+            if copies:
+                client, index = copies.rows(row, row + len(places)), None
+            else:
+                client, index = self._records(places)
             message, numbers = stage.rows(row, row + len(places)), self.oracle.client.tolist()
             if not stage.filled:
                 message = Observed(message.layout, message.buffer)
@@ -184,10 +189,17 @@ class Executor:
             if not stage.filled:
                 _expect_filled(stage, returned, message)
             if index is not None:
-                self._write(index, client.buffer)
+                self.clients.buffer[index] = client.buffer
             self._count_calls(step)
+        if copies:
+            self._copied.write(group, copies.buffer)
         if before is not None:
             expect_unchanged(shared, before, "shared", stage.phase.client, "client")
+
+    def _with_copy(self, members: slice) -> slice:
+        """Return the members of a group, with the copy of a single vectorised client, the next member of the
+        sampler."""
+        return slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
 
     def _steps(self, members: slice) -> Iterator[tuple[int, slice]]:
         """Yield the members that are stepped together, with the row of their first message."""
@@ -198,13 +210,9 @@ class Executor:
     def _records(self, places: np.ndarray) -> tuple[State, torch.Tensor | None]:
         """Return the records of the clients at ``places``, and their index if the records are a copy.
 
-        On the device, records of contiguous clients are views, which are cached.
+        Records of contiguous clients are views, which are cached.
         """
         first, count = int(places[0]), len(places)
-        if self._staged is not None and self._staged.shape[1]:
-            index, staged = torch.from_numpy(places), self._staged[:count]
-            torch.index_select(self.clients.buffer, 0, index, out=staged)
-            return State(self.clients.layout, staged.to(self._device, non_blocking=True)), index
         if int(places[-1]) - first != count - 1:
             index = to_device(places, self.clients.buffer.device)
             return State(self.clients.layout, self.clients.buffer[index]), index
@@ -221,13 +229,6 @@ class Executor:
             self.calls_in_round += int(self.calls[members].sum())
             self.clipped = self.clipped + self.oracle.clipped[:number].sum()  # read once per evaluation
         self.calls[members] *= self.oracle.problem.gradients_per_call
-
-    def _write(self, index: torch.Tensor, records: torch.Tensor) -> None:
-        """Store the records of the clients with an index."""
-        if self._staged is not None:
-            records = self._staged[: len(index)].copy_(records, non_blocking=True)
-            wait_for(self._device)
-        self.clients.buffer[index] = records
 
 
 def _expect_filled(stage: Stage, returned: object, message: Observed) -> None:

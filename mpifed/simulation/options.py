@@ -67,8 +67,8 @@ class ExecutionOptions(ParallelOptions):
         None,
         description="where the state of clients is stored between rounds; device: on the device of the rank "
         "that hosts the client; memory: in host memory, where every rank of the node can step the client; "
-        "disk: the same in a temporary file, in $TMPDIR; default: device if all clients participate, "
-        "otherwise memory, and disk if it would take more than half of the memory",
+        "disk: the same in a temporary file, in $TMPDIR; default: device on GPUs, and on CPUs if all clients "
+        "participate, otherwise memory; the next one if it would take more than half of the memory",
     )
     matrices: Speed[Literal["coordinator", "replicated"]] = Field(
         "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"

@@ -131,6 +131,24 @@ def test_a_reduction_waits_once(name, kind):
         assert transport.seconds > 0 or (name, kind) == ("none", FusedReduction)
 
 
+@pytest.mark.parametrize("kind", [FusedReduction, ExactReduction])
+def test_sums_of_irregular_cohorts(kind):
+    """Additions whose left rows are at equal distances and right rows are not, and the reverse."""
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        members = np.sort(generator.choice(40, 13, replace=False))
+        placement, means = Placement(40, 1), []
+        for device in ("cpu", CUDA):
+            reduction = kind(SingleRank(SerialComm(), torch.device(device)), 13, placement, 6, torch.float64)
+            reduction.begin(Cohort(members, placement, 0))
+            rows = np.random.default_rng(1).standard_normal((13, 6))
+            reduction.rows[:13] = torch.from_numpy(rows).to(device)
+            reduction.add(slice(0, 13))
+            reduction.finish()
+            means.append(reduction.mean.cpu())
+        assert torch.equal(*means)
+
+
 def test_ranks_that_share_a_gpu_are_counted():
     device = choose_device(SerialComm(), "auto")
     assert device == CUDA and ranks_on(SerialComm(), device) == 1

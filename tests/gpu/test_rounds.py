@@ -10,7 +10,7 @@ from games import Game, configuration, started
 from simulated_gpu import device as gpu
 
 from mpifed import Config
-from mpifed.algorithms import FedAvg, LocalSGDA
+from mpifed.algorithms import SAGDA, FedAvg, LocalSGDA
 from mpifed.core.compression import QSGD, TopK
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.parallel.comm import CollectiveError
@@ -62,6 +62,23 @@ def test_options_of_messages_and_samples(noise, compression, group):
         points.append(found)
     torch.testing.assert_close(points[1], points[0], rtol=1e-9, atol=1e-9)
     assert places.total() <= 4 // group + 2, places
+
+
+@pytest.mark.parametrize("store", ["device", "memory", "disk"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_state_of_clients_in_host_memory(store, group):
+    """The same bits as on the device; a further wait per group for the records, and one for the residuals."""
+    method = SAGDA(K=2, eta_xl=0.05, eta_yl=0.05, variates="stored")
+    points = []
+    for kept in ("device", store):
+        run = dict(group=group, cohort=4, noise=0, reduction="exact", client_store=kept)
+        sections = {"message": {"compression": TopK(0.4), "error_feedback": True}}
+        config = configuration(method, Game(clients=7), "unused", device="cuda", sections=sections, **run)
+        found, _, places, _ = rounds(config)
+        points.append(found)
+    assert torch.equal(*points)
+    groups = {1: 1, 2: 2, "all": 1}[group]  # the loop adds up the messages of all of its clients
+    assert places.total() <= {1: 4, 2: 2, "all": 1}[group] + 2 + (0 if store == "device" else 2 * groups)
 
 
 def digits(*overrides: str):
