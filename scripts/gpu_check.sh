@@ -6,17 +6,16 @@
 # Exit code 2 without a GPU that torch can use, 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+rehearse=$(printf '%s\n' "$@" | grep -cx -- --rehearse || true)
 ready='import torch; raise SystemExit(not (torch.version.hip or torch.cuda.is_available()))'
-for argument in "$@"; do
-  if [ "$argument" = --rehearse ]; then ready='import torch; import pydantic'; fi
-done
+[ "$rehearse" = 0 ] || ready='import torch, pydantic'
 for python in python python3; do
   if "$python" -c "$ready" 2>/dev/null; then
     echo "gpu_check: using $(command -v "$python")" >&2
     exec "$python" scripts/bench/gpus.py "$@"
   fi
 done
-if [[ " $* " != *" --rehearse "* ]] && ! nvidia-smi -L >/dev/null 2>&1; then
+if [ "$rehearse" = 0 ] && ! nvidia-smi -L >/dev/null 2>&1; then
   echo "gpu_check: no GPU: the active Python has no torch that can use one, and nvidia-smi does not list any" >&2
   exit 2
 fi

@@ -27,6 +27,7 @@ LONGEST = (
     "test_job_files.py",
     "test_readme.py",
     "test_one_rank.py",
+    "test_gpu_check.py",
     "test_signals.py",
     "test_hangs.py",
     "test_faults.py",

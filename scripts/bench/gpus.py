@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,9 +35,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 JOBS = "scripts/bench/gpu_jobs.py"
 #: Time limits in seconds: of most parts, of the tests and of compiled gradients.
 LIMIT, LONG = 120, 240
-#: The tests of runs on the devices of the ranks, without compiled gradients.
+#: The tests of runs on the devices of the ranks, without and with compiled gradients, which take a minute.
 DEVICES = "tests/parallel/test_devices.py"
 ON_DEVICES = "(gpu_agrees or bfloat16 or reproducible or large or nccl_or) and not reduce-overhead"
+COMPILED = "compiled or reduce-overhead"
 #: Columns of the floor benchmark; gradients: compiled, or in bfloat16.
 COLUMNS = ("GPUs", "ranks", "transport", "workload", "method", "gradients")
 COLUMNS += ("package ms", "floor ms", "ratio", "in comm")
@@ -179,28 +181,29 @@ class Check:
     def tests(self) -> None:
         if any(find_spec(module) is None for module in ("pytest", "hypothesis")):
             return self.section("Tests", "Skipped: pytest or hypothesis is not installed.")
-        rehearsed = ["-p", "simulated_gpu", "-k", "staging or large"] if self.rehearsal else []
+        rehearsed = ["-p", "simulated_gpu", "-k", "staging"] if self.rehearsal else []
         rows, counts = [], []
         marked = ["-m", "mpi", *(["--with-mpi"] if find_spec("pytest_mpi") else [])]
-        suites = [("tests/gpu", []), (DEVICES, [*marked, "-k", ON_DEVICES])]
-        # Compiling takes up to a minute; the simulated GPU cannot.
-        suites += [] if self.rehearsal else [(DEVICES, [*marked, "-k", "compiled or reduce-overhead"])]
+        suites = [("tests/gpu", ["tests/gpu"])]
+        if not self.rehearsal:
+            suites.append((DEVICES, [DEVICES, *marked, "-k", ON_DEVICES]))
+            suites.append(("compiled gradients", [DEVICES, *marked, "-k", COMPILED]))
         for suite, options in suites:
-            found = self.job(suite, "tests", suite, *options, *rehearsed, limit=LONG)
+            found = self.job(suite, "tests", *options, *rehearsed, limit=LONG)
             outcomes = Counter(row["outcome"] for row in found)
             counts.append([suite, 1, *(outcomes[name] for name in ("passed", "failed", "skipped"))])
             rows += [row for row in found if row["outcome"] != "passed"]
-        if self.mpirun:
-            counts.append(self.tests_on_ranks(rehearsed))
+        if self.mpirun and not self.rehearsal:
+            counts.append(self.tests_on_ranks())
         text = table(("tests", "ranks", "passed", "failed", "skipped"), counts)
         reasons = Counter((row["outcome"], row["reason"], row["test"].partition("[")[0]) for row in rows)
         lines = [[*key[:2], f"{key[2]} ({number})"] for key, number in reasons.items()]
         self.section("Tests", text + ("\n\n" + table(("outcome", "reason", "test"), lines) if lines else ""))
 
-    def tests_on_ranks(self, options: list[str]) -> list:
+    def tests_on_ranks(self) -> list:
         """Return the counts of the tests on two ranks; a skipped test counts as passed on both ranks."""
         with tempfile.TemporaryDirectory() as folder:
-            main = ["tests/support/mpi_main.py", 2, folder, DEVICES, "-k", ON_DEVICES, *options]
+            main = ["tests/support/mpi_main.py", 2, folder, DEVICES, "-k", ON_DEVICES]
             self.run(f"{DEVICES} on two ranks", main, gpus=min(2, len(self.gpus)), ranks=2, limit=LONG)
             done = Path(folder, "done.txt")
             lines = done.read_text().splitlines() if done.exists() else []
@@ -213,7 +216,7 @@ class Check:
         runs += [(2, 2, "nccl")] if self.mpirun and len(self.gpus) > 1 else []
         groups, rows = (1, "all") if self.rehearsal else (1, 1, 2, 4, "all", "auto"), []
         for ranks, gpus, transport in runs:
-            title = f"{ranks or 1} ranks on {gpus} GPUs"
+            title = f"layout: {ranks or 1} ranks on {gpus} GPUs"
             found = self.job(title, "layouts", transport, *groups, ranks=ranks, gpus=gpus)
             rows += [row | {"gpus": gpus} for row in found]
         exact = [row for row in rows if row["reduction"] == "exact"]
@@ -232,14 +235,11 @@ class Check:
         fused, lines = [row for row in rows if row["reduction"] == "fused"], []
         alone = fused[0].get("point") if fused else None
         for row in fused:
-            result = row.get("error", "")
+            result, deviation = row.get("error", ""), math.inf
             if alone and "point" in row:
-                largest = max(map(abs, alone))
-                deviation = max(abs(a - b) for a, b in zip(row["point"], alone)) / largest
+                deviation = max(abs(a - b) for a, b in zip(row["point"], alone)) / max(map(abs, alone))
                 result = f"{deviation:.1e}"
-            if (
-                not alone or "error" in row or not deviation <= 1e-9
-            ):  # sums in another order, as in device_rounds
+            if not deviation <= 1e-9:  # float64, summed in another order: device_rounds.TOLERANCE
                 self.failures.append(f"transport {row['transport']} on {row['ranks']} ranks: {result}")
             lines.append([row["ranks"], row["gpus"], row["transport"], result])
         columns = ("ranks", "GPUs", "transport", "largest relative deviation from one rank")
@@ -259,9 +259,7 @@ class Check:
         network = ["--workloads", "digits-mlp", "--methods", "AdaFGDA", "--rounds", "40"]
         runs = [(1, 1, short), (1, 2, network)] + ([(2, 2, network)] if len(self.gpus) > 1 else [])
         if self.rehearsal:
-            runs = [
-                (1, 2, ["--workloads", "digits-mlp", "--methods", "AdaFGDA", "--rounds", "2", "--q", "1"])
-            ]
+            runs = [(1, 1, [*network[:-1], "2", "--q", "1"])]
         else:
             ways = ("--autocast=bfloat16", "--compile=default", "--compile=reduce-overhead")
             runs += [(1, 1, [*network, way]) for way in ways]  # compiled for up to a minute

@@ -1,18 +1,17 @@
-"""``scripts/gpu_check.sh`` and ``scripts/bench/gpus.py`` without a GPU."""
+"""``scripts/gpu_check.sh`` and ``scripts/bench/gpus.py`` without a GPU, and on a simulated one."""
 
-import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import simulated_gpu
 import torch
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS / "bench"))
-spec = importlib.util.spec_from_file_location("gpus", SCRIPTS / "bench/gpus.py")
-gpus = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(gpus)
+import gpus  # noqa: E402
 
 
 def test_rows_of_the_table():
@@ -38,3 +37,60 @@ def test_without_a_gpu(monkeypatch, capfd):
     with pytest.raises(SystemExit) as end:
         gpus.main()
     assert end.value.code == 2 and "gpus: run.device = 'cuda'" in capfd.readouterr().err
+
+
+def test_rehearsal(tmp_path, monkeypatch):
+    """Every part, as in a Slurm task and with one method; deviations of the simulated GPU are 0."""
+    if reason := simulated_gpu.build(tmp_path)[1]:
+        pytest.skip(reason)
+    task = {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "9", "SLURM_TASK_PID": str(os.getpid())}
+    for name, value in task.items():
+        monkeypatch.setenv(name, value)
+    report = tmp_path / "gpus.md"
+    command = [SCRIPTS / "gpu_check.sh", "--rehearse", "--methods", "LocalSGDA", "--output", report]
+    done = subprocess.run(command, timeout=600, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.startswith("## GPU check: no failures in ")
+    rows = [
+        "| LocalSGDA | FiniteMax | 0.0e+00 | 3 (5) | ok |",
+        "| 2 | 1 | 1 | 1 | yes | yes |",
+        "| 2 | 1 | host | 0.0e+00 |",
+        "| tests/gpu | 1 | 2 | 0 | 0 |",
+        "| 1 | 1 | none | digits-mlp | AdaFGDA |  |",
+        "| all | 485 | 3 |",
+    ]
+    assert [row for row in rows if row not in done.stdout] == []
+    assert report.read_text().partition("\n")[2] == done.stdout.partition("\n")[2]
+
+
+def test_failures_and_time_limits(monkeypatch, capfd):
+    """Rows before the end of a job are kept, and other jobs still run."""
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    check = gpus.Check(1, None, {})
+    code = "import os, time; from launching import send; send(dict(os.environ)); print('end'); time.sleep({})"
+    path = f"import sys; sys.path.append({str(SCRIPTS / 'bench')!r}); "
+    (row,) = check.run("hang", ["-uc", path + code.format(60)], limit=5)
+    assert "SLURM_NTASKS" not in row and row["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert len(check.run("failure", ["-c", path + code.format("'x'")])) == 1
+    assert len(check.run("success", ["-c", path + code.format(0)])) == 1
+    check.deadline = 0
+    assert check.run("late", ["-c", ""]) == []
+    assert check.failures == [
+        "hang: time limit of 5 s", "failure: exit code 1", "late: not run within --minutes 1"
+    ]  # fmt: skip
+    assert "TypeError" in capfd.readouterr().err
+
+
+def test_failed_methods_and_other_bits(monkeypatch):
+    check = gpus.Check(1, None, {})
+    raises = {"method": "A", "problem": "P", "error": "E"}
+    far = {"method": "B", "problem": "P", "deviation": 0.1, "waits": 1, "allowed": 2, "error": "far"}
+    monkeypatch.setattr(check, "job", lambda *_, **__: [raises, far])
+    check.methods([])
+    assert "| A | P |  |  | failed: E |\n| B | P | 1.0e-01 | 1 (2) | failed: far |" in check.report()
+    one = {"ranks": 1, "reduction": "exact", "group": 1, "digest": "a", "used": 1}
+    other = {"ranks": 2, "reduction": "exact", "group": 1, "digest": "b", "used": 1}
+    monkeypatch.setattr(check, "job", lambda *_, ranks, **__: [other if ranks else one])
+    check.mpirun = "mpirun"
+    check.layouts()
+    assert check.failures == ["methods: A, B", "exact on 2 ranks: other bits"]
