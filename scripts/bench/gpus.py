@@ -39,9 +39,9 @@ def visible() -> list[str]:
     """
     import torch
 
-    from mpifed.parallel.devices import device_for
+    from mpifed.parallel.devices import offered_devices
 
-    device_for("cuda", None, 0)
+    offered_devices("cuda", None, 0)
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return named or [str(number) for number in range(torch.cuda.device_count())]
 
