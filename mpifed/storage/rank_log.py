@@ -123,10 +123,10 @@ class RankLog:
         """Remove the messages of earlier runs, and the logs of ranks that this run does not have."""
         if not isinstance(self._handler, _File):
             return
-        stale = [path for path in logs(self._folder) if rank_of(path) >= self._comm.size]
         with contextlib.suppress(OSError):
-            for path in filter(is_own, stale if self._comm.rank == 0 else []):
-                path.unlink()
+            for path in logs(self._folder) if self._comm.rank == 0 else ():
+                if rank_of(path) >= self._comm.size and is_own(path):
+                    path.unlink()
         with contextlib.suppress(OSError), open(self._handler.stream.name, "rb+") as file:
             file.seek(self._start_of_run)
             current = file.read()
