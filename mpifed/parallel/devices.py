@@ -34,7 +34,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID",
 )  # fmt: skip
-#: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS.
+#: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS, which is per rank.
 _THREADS = torch.get_num_threads()
 #: Parameters of glibc's ``mallopt(3)``: allocate blocks of up to 32 MiB, the maximum, on the heap; return
 #: free memory at its top to the system only above 256 MiB; grow the heap by 16 MiB.
@@ -43,8 +43,9 @@ _MALLOC = ((-3, 32 * 2**20), (-1, 256 * 2**20), (-2, 16 * 2**20))
 
 def threads(wanted: int | None, exact: bool, local_size: int) -> int:
     """Return the number of torch threads of a rank: ``wanted``, or 1 for ``exact`` reduction, in which sums
-    must not be divided between threads, or an equal share of the node."""
-    return wanted or (1 if exact else max(1, _THREADS // local_size))
+    must not be divided between threads, or ``OMP_NUM_THREADS``, or an equal share of the node."""
+    share = _THREADS if "OMP_NUM_THREADS" in os.environ else max(1, _THREADS // local_size)
+    return wanted or (1 if exact else share)
 
 
 def device_type(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = None) -> str:

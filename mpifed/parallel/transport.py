@@ -326,6 +326,8 @@ class Nccl(_Direct):
         try:
             self._attempt(lambda: self._join(backend, store))
         except CollectiveError:
+            if group := dist.group.WORLD:
+                group.abort()  # otherwise leaving waits for a message that does not arrive
             self._leave()
             raise
 

@@ -89,6 +89,17 @@ def test_gpus_of_the_job_are_assigned_round_robin(monkeypatch, gpus, expected):
     assert offered_devices("cpu", None, 1) == []
 
 
+@pytest.mark.parametrize("wanted, exact, variable, expected", [
+    (None, False, None, 2), (None, False, "8", 8), (None, True, "8", 1), (3, True, "8", 3),
+])  # fmt: skip
+def test_threads_of_four_ranks_on_eight_cores(monkeypatch, wanted, exact, variable, expected):
+    monkeypatch.setattr(devices, "_THREADS", 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert devices.threads(wanted, exact, 4) == expected
+
+
 class Ranks(SerialComm):
     """Rank 0 of several, of which each sees the given GPUs."""
 
