@@ -34,7 +34,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID",
 )  # fmt: skip
-#: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS, which is per rank.
+#: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 #: Parameters of glibc's ``mallopt(3)``: allocate blocks of up to 32 MiB, the maximum, on the heap; return
 #: free memory at its top to the system only above 256 MiB; grow the heap by 16 MiB.
