@@ -48,6 +48,8 @@ _OWN = ("gpus-per-node", "time", "partition")
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
 MAX_SIZE = 65_000
 _SIZE = click.IntRange(1, MAX_SIZE)
+#: Default of --cpus-per-rank on GPUs: Python, the threads of CUDA and MPI, and products on the host.
+GPU_CORES = 4
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
 _JOB_VARIABLES = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _SITE_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
@@ -158,6 +160,14 @@ def _expect_setup(ctx, parameter, lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines
 
 
+def _expect_command(ctx, parameter, text: str) -> str:
+    """Return a command whose words are quoted for the shell."""
+    try:
+        return shlex.join(shlex.split(text))
+    except ValueError as error:
+        raise click.BadParameter(f"expected a command, got {text!r}: {error}") from None
+
+
 def _sbatch_options(command):
     """Add options that are passed to sbatch unchanged."""
     for name, text in reversed(_SBATCH.items()):
@@ -171,7 +181,11 @@ def _sbatch_options(command):
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=_SIZE, default=1, help="Nodes per run.")
 @click.option("--ranks-per-node", type=_SIZE, default=1, help="MPI ranks on each node.")
-@click.option("--cpus-per-rank", type=_SIZE, default=1, help="Cores and threads per rank.")
+@click.option(
+    "--cpus-per-rank",
+    type=_SIZE,
+    help=f"Cores and threads per rank.  [default: 1, with --gpus-per-node {GPU_CORES}]",
+)
 @click.option(
     "--gpus-per-node",
     metavar="[TYPE:]N",
@@ -204,6 +218,19 @@ def _sbatch_options(command):
     metavar="N",
     help="Submit a job array of N elements that share the runs of the job file's [sweep], or the methods and "
     "tasks of its [tune].  [default: 1, with --array one run per element]",
+)
+@click.option(
+    "--array-limit",
+    type=_SIZE,
+    metavar="N",
+    help="Maximum number of elements of the job array that run at the same time.",
+)
+@click.option(
+    "--container",
+    metavar="COMMAND",
+    default="",
+    callback=_expect_command,
+    help='Command that executes the ranks in a container with mpifed, e.g. "apptainer exec --nv image.sif".',
 )
 @click.option(
     "--preemptible", is_flag=True, help="Requeue the job, which then resumes, when preempted or out of time."
@@ -250,12 +277,14 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **options)
     mpifed launch JOB --ranks-per-node 2 --parts 8     a [sweep] in 8 elements
     mpifed launch JOB --ranks-per-node 16 --parts 6    a [tune] with 6 methods
 
-    The script finds out how to start the ranks: srun with PMIx or PMI2, or the mpirun of the MPI library.
-    MPIFED_LAUNCHER=pmix, pmi2 or mpirun overrides the choice. Submit in the environment of mpifed, or
-    activate it with --setup. Paths are relative to the folder of submission. KEY=VALUE after the name of the
-    script changes settings again.
+    The script finds out how to start the ranks: srun with PMIx, PMI2 or the type of the site, or the mpirun
+    of the MPI library. MPIFED_LAUNCHER=pmix, pmi2, srun or mpirun overrides the choice. Submit in the
+    environment of mpifed, or activate it with --setup. Paths are relative to the folder of submission.
+    KEY=VALUE after the name of the script changes settings again.
     """
     config, out, subcommand, settings, parts, runs = _plan(job, list(settings), axes, parts)
+    if options["array_limit"] and parts == 1:
+        raise click.UsageError("--array-limit needs a job array: add --array or --parts")
     if options["preemptible"] and config.run.overwrite:
         raise click.UsageError(
             "a preemptible job with run.overwrite=true would restart from the beginning each time: leave "
@@ -372,19 +401,24 @@ def batch_script(
     """
     named = {name: options[name.replace("-", "_")] for name in (*_OWN, *_SBATCH)}
     directives = [f"--{name}={value}" for name, value in named.items() if value]
-    directives += [f"--array=0-{parts - 1}"] if parts > 1 else []
+    cores = GPU_CORES if options["gpus_per_node"] else 1
+    limit = f"%{options['array_limit']}" if options["array_limit"] else ""
+    directives += [f"--array=0-{parts - 1}{limit}"] if parts > 1 else []
     directives += ["--requeue", "--open-mode=append"] if options["preemptible"] else []
     lines = [
         "#SBATCH " + " ".join(map(_sbatch_quote, words))
         for words in (*([directive] for directive in directives), *options["extra"])
     ]
     lines += [*assignment_lines(runs), *options["setup"]]
+    prefix = f"{options['container']} " if options["container"] else ""
+    lines += [f"export MPIFED_CONTAINER={shlex.quote(options['container'])}"] if prefix else []
     lines += ["export MPIFED_REQUEUE=1"] if options["preemptible"] else []
     # The name may look like an option, or like the colon between two commands of mpirun.
     words = [subcommand, f"./{job}" if job.startswith(("-", ":")) else job, *settings]
     part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{parts}"' if parts > 1 else ""
     return _Template(Path(__file__).with_name(SCRIPT).read_text()).substitute(
-        options,
+        options | {"container": prefix, "cpus_per_rank": options["cpus_per_rank"] or cores},
+        launcher=f'<({prefix}cat "$here/cli/launcher.sh")' if prefix else '"$here/cli/launcher.sh"',
         arguments=_printable(shlex.join(arguments)),
         name=_sbatch_quote(_printable(Path(job).stem)),
         lines="\n".join(lines),

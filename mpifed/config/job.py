@@ -82,8 +82,8 @@ class Run(StorageOptions, ExecutionOptions):
         None,
         ge=1,
         le=4096,
-        description="threads of torch per rank; default: 1 with reduction = exact, otherwise the cores of "
-        "the node divided by its ranks",
+        description="threads of torch per rank; default: 1 with reduction = exact, otherwise "
+        "OMP_NUM_THREADS, or the cores of the node divided by its ranks",
     )
     watchdog: Files[Seconds] = Field(
         60.0,

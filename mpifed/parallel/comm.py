@@ -7,6 +7,7 @@ All communication uses contiguous NumPy arrays in host memory, in place, never p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import sys
@@ -119,6 +120,10 @@ class SerialComm:
             ``None`` on the other ranks.
         """
         return {0: text}
+
+    def cuda_aware(self) -> bool | None:
+        """Return whether collectives accept tensors in the memory of GPUs; ``None`` if MPI does not say."""
+        return True
 
     def abort(self, code: int) -> None:
         """Terminate all ranks with exit code ``code``."""
@@ -235,6 +240,17 @@ class MpiComm(SerialComm):
             else:
                 time.sleep(0.01)
         return texts
+
+    def cuda_aware(self):
+        granted = self._mpi.COMM_WORLD.Get_info()
+        kinds = granted.Get("mpi_memory_alloc_kinds") or ""  # of MPI 4.1, such as "mpi,system,cuda:device"
+        granted.Free()
+        if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
+            return True
+        with contextlib.suppress(OSError, AttributeError):  # a function of Open MPI, MPICH and MVAPICH
+            # The dynamic linker also searches the libraries on which this module depends.
+            return bool(ctypes.CDLL(self._mpi.__file__).MPIX_Query_cuda_support())
+        return None
 
     def abort(self, code):
         sys.stdout.flush()

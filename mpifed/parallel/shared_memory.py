@@ -81,17 +81,14 @@ def share_memory(
         CollectiveError: on all ranks of ``comm``: a rank cannot allocate memory, or not access that of
             another rank.
     """
-    with collective_errors(comm, OSError), contextlib.ExitStack() as undo:
-        own = _anonymous_file(folder)
-        undo.callback(os.close, own)
-        os.posix_fallocate(own, 0, nbytes)
-        undo.pop_all()
-    try:
+    with contextlib.ExitStack() as stack:
+        with collective_errors(comm, OSError):
+            own = _anonymous_file(folder)
+            stack.callback(os.close, own)
+            os.posix_fallocate(own, 0, nbytes)
         places = gather_rows(node, np.array([[os.getpid(), own, nbytes, os.fstat(own).st_ino]]))
         with collective_errors(comm, OSError, RuntimeError):  # all ranks open all files before any is closed
             return [_mapped(*place) for place in places.tolist()]
-    finally:
-        os.close(own)
 
 
 def _anonymous_file(folder: str | None = None) -> int:

@@ -5,7 +5,7 @@
               the first rank of each node exchanges the sums of its node by MPI.
 ``host``      MPI on host memory. A message on the CPU is reduced in place. A message on a GPU is copied to a
               pinned buffer, reduced there, and copied back.
-``cuda-mpi``  MPI on GPU memory, if the job asks for it: the MPI library must be CUDA-aware.
+``cuda-mpi``  MPI on GPU memory, if the job asks for it and the MPI library is CUDA-aware.
 ``nccl``      NCCL between GPUs, one rank per GPU. The ranks find each other through MPI.
 ``none``      A single rank: nothing is sent.
 ============  ================================================================================================
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -281,10 +283,7 @@ class _Direct(Transport):
 
 
 class CudaMpi(_Direct):
-    """MPI on GPU memory. MPI ignores streams, so it is called after the GPU has computed the tensor.
-
-    A library that is not CUDA-aware crashes.
-    """
+    """MPI on GPU memory. MPI ignores streams, so it is called after the GPU has computed the tensor."""
 
     name = "cuda-mpi"
 
@@ -304,11 +303,15 @@ class CudaMpi(_Direct):
 class Nccl(_Direct):
     """The default process group of torch.distributed, which is created and destroyed here. Collective.
 
+    A small Allreduce tests the group, because a network interface without a route to the other ranks shows
+    as a wait without end.
+
     Args:
         backend: "nccl", or another backend for another device.
 
     Raises:
-        CollectiveError: on all ranks: the ranks cannot connect, or a default process group exists already.
+        CollectiveError: on all ranks: the ranks cannot connect, their test fails or takes longer than
+            ``SETUP_TIMEOUT``, or a default process group exists already.
     """
 
     name = "nccl"
@@ -323,6 +326,8 @@ class Nccl(_Direct):
         try:
             self._attempt(lambda: self._join(backend, store))
         except CollectiveError:
+            if group := dist.group.WORLD:
+                group.abort()  # otherwise leaving waits for a message that does not arrive
             self._leave()
             raise
 
@@ -335,7 +340,8 @@ class Nccl(_Direct):
                 return action()
             except (RuntimeError, ValueError, OSError) as error:
                 raise ValueError(
-                    f"run.transport = {self.name!r} cannot be set up: {error}; set run.transport = 'host'"
+                    f"run.transport = {self.name!r} cannot be set up: {error}; set run.transport = 'host', "
+                    "or find the cause with NCCL_DEBUG=INFO and select a network by NCCL_SOCKET_IFNAME"
                 ) from error
 
     def _open_store(self) -> tuple[dist.TCPStore | None, int]:
@@ -358,6 +364,13 @@ class Nccl(_Direct):
         return dist.TCPStore(host, int(port), self.comm.size, False, limit, wait_for_workers=False)
 
     def _join(self, backend: str, store: dist.TCPStore) -> None:
+        message = torch.full((2,), self.comm.rank + 1.0, device=self.device)
+        _within(SETUP_TIMEOUT, lambda: self._send(backend, store, message))
+        expected, found = self.comm.size * (self.comm.size + 1) / 2, message.tolist()
+        if found != [expected, expected]:
+            raise ValueError(f"a test message gives the sums {found}, expected {expected:g}")
+
+    def _send(self, backend: str, store: dist.TCPStore, message: torch.Tensor) -> None:
         dist.init_process_group(
             backend,
             store=store,
@@ -366,6 +379,8 @@ class Nccl(_Direct):
             timeout=UNLIMITED,
             device_id=self.device if self.device.type == "cuda" else None,
         )
+        dist.all_reduce(message)
+        wait_for(self.device)
 
     def _allreduce(self, tensor):
         with self.queued():
@@ -374,6 +389,30 @@ class Nccl(_Direct):
     def _bcast(self, tensor):
         with self.queued():
             dist.broadcast(tensor, 0)
+
+
+def _within(seconds: float, action: Callable[[], None]) -> None:
+    """Call ``action`` in another thread, which is abandoned after this time.
+
+    Raises:
+        TimeoutError: it has not ended.
+        Exception: an error of ``action``.
+    """
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            action()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer from the other ranks within {seconds:g} s")
+    if errors:
+        raise errors[0]
 
 
 def _leave_group() -> None:
@@ -425,7 +464,7 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
 
     Raises:
         CollectiveError: on all ranks: the transport does not support the devices or the reduction, or cannot
-            be set up.
+            be set up, or the MPI library is not CUDA-aware.
     """
     mine = [gpu_id(device), dist.is_available() and dist.is_nccl_available()]
     ranks = gather_rows(comm, np.array([mine], dtype=np.int64))
@@ -444,7 +483,28 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
         except CollectiveError as refusal:
             if comm.rank == 0:
                 warning(f"messages are sent through host memory: {refusal}")
-    return CudaMpi(comm, device) if wanted == "cuda-mpi" else Host(comm, device)
+    if wanted == "cuda-mpi":
+        _expect_cuda_aware(comm)
+        return CudaMpi(comm, device)
+    return Host(comm, device)
+
+
+def _expect_cuda_aware(comm: SerialComm) -> None:
+    """Refuse an MPI library that says that it cannot read the memory of GPUs: it would crash. Collective."""
+    library = comm.mpi.split(",")[0]
+    with collective_errors(comm, ValueError):
+        answer = comm.cuda_aware()
+        if answer is False:
+            raise ValueError(
+                f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI library, got {library}, which is built "
+                "without CUDA, or has it switched off (MPICH_GPU_SUPPORT_ENABLED=1 for Cray MPICH and "
+                "MPIR_CVAR_ENABLE_GPU=1 for MPICH switch it on): set run.transport = 'auto' or 'host'"
+            )
+    if answer is None and comm.rank == 0:
+        warning(
+            f"run.transport = 'cuda-mpi': {library} does not say whether it is CUDA-aware; if it is not, the "
+            "run crashes"
+        )
 
 
 def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:

@@ -57,7 +57,7 @@ def world(given=None) -> SerialComm:
     if given is not None:
         if not all(hasattr(given, name) for name in ("Dup", "Split_type")):
             raise TypeError(f"expected a communicator of mpi4py, got {type(given).__name__}")
-        return MpiComm(given)
+        return _aborting(MpiComm(given))
     launched = launcher_number(_LAUNCHER_SIZES, "SLURM_STEP_NUM_TASKS") or 1
     if launched == 1 and not any(name.startswith(_LAUNCHER_MARKS) for name in os.environ):
         return SerialComm()
@@ -71,6 +71,11 @@ def world(given=None) -> SerialComm:
             "that each process would run the whole job: use the mpirun of this MPI, under Slurm `srun "
             f"--mpi={plugin}`, or a script of `mpifed launch`, which selects the launcher"
         )
+    return _aborting(comm)
+
+
+def _aborting(comm: MpiComm) -> MpiComm:
+    """Make an uncaught exception terminate all ranks of a communicator."""
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)
     return comm

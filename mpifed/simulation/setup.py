@@ -17,7 +17,7 @@ from mpifed.core.problem import Problem, as_family, data_read, user_problem
 from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.parallel.devices import choose_device, ranks_on
+from mpifed.parallel.devices import device_type, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.simulation.coordinator import Participants
@@ -48,7 +48,7 @@ def resolve_reduction(config: SimulationSettings, comm: SerialComm) -> Simulatio
     """
     if config.run.reduction is not None:
         return config
-    on_cpu = choose_device(comm, config.run.device, config.run.gpus).type == "cpu"
+    on_cpu = device_type(comm, config.run.device, config.run.gpus) == "cpu"
     # Compiled code for several clients gives results that depend on the size of the group.
     reproducible = config.run.compile == "none" or config.run.group == 1
     run = config.run.model_copy(update={"reduction": "exact" if on_cpu and reproducible else "fused"})

@@ -2,6 +2,10 @@
 
 Each line is passed to the operating system before the call returns, so a killed rank loses none. A resumed
 run appends to its logs, after a line that names the new process; a run that starts over replaces them.
+
+File systems of clusters are slow for thousands of files. Of more than :data:`MANY` ranks, only the first of
+each node has a log from the start; the others keep their last messages in memory, and write a log once there
+is a warning or an error among them.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import os
 import stat
 import sys
 import warnings
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from mpifed.base.log import LOG, escape_control, warning
@@ -21,6 +27,9 @@ from mpifed.parallel.world import process_name
 from mpifed.storage.files import LOG_FOLDER, LOG_MAGIC, is_own, logs, open_file, rank_of
 
 __all__ = ["RankLog"]
+
+#: Maximum number of ranks that all have a log, and number of messages that the other ranks keep in memory.
+MANY, KEPT = 64, 1000
 
 
 class _Formatter(logging.Formatter):
@@ -36,7 +45,27 @@ class _File(logging.StreamHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         LOG.removeHandler(self)
+        self.setLevel(sys.maxsize)  # for the handler of kept messages
         warning(f"cannot write the log {self.stream.name}: the run continues without it")
+
+
+class _AfterWarning(logging.Handler):
+    """Keeps the last messages in memory until the first warning, which opens the file."""
+
+    def __init__(self, open_file: Callable[[], logging.Handler]):
+        super().__init__()
+        self._open_file = open_file
+        self._kept: deque[logging.LogRecord] = deque(maxlen=KEPT)
+        self._file: logging.Handler | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(record)
+        if self._file is None and record.levelno >= logging.WARNING:
+            self._file = self._open_file()
+        while self._file and self._kept:
+            kept = self._kept.popleft()
+            if kept.levelno >= self._file.level:
+                self._file.handle(kept)
 
 
 class RankLog:
@@ -51,6 +80,7 @@ class RankLog:
         #: Collects messages of all levels until there is a file.
         self._buffer = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
         self._handler: logging.Handler = self._buffer
+        self._file: _File | None = None
 
     def __enter__(self) -> RankLog:
         self._level, self._show = LOG.level, warnings.showwarning
@@ -67,8 +97,9 @@ class RankLog:
         LOG.removeHandler(self._handler)
         LOG.setLevel(self._level)
         self._handler.close()
-        if isinstance(self._handler, _File):
-            self._handler.stream.close()
+        if self._file:
+            self._file.close()
+            self._file.stream.close()
 
     def _show_and_log(self, message, category, filename, lineno, file=None, line=None) -> None:
         self._show(message, category, filename, lineno, file, line)
@@ -91,22 +122,32 @@ class RankLog:
                 place = self._folder / LOG_FOLDER
                 warning(f"cannot write the logs in {place}: {reason}; the run continues without them")
             return
-        path = self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
+        has_file = self._comm.size <= MANY or self._comm.rank == self._comm.node
+        handler = self._open_file() if has_file else _AfterWarning(self._open_file)
+        LOG.removeHandler(self._buffer)
+        LOG.addHandler(handler)
+        self._handler = handler
+        self._buffer.setTarget(handler)
+        self._buffer.flush()
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / LOG_FOLDER / f"rank-{self._comm.rank}.txt"
+
+    def _open_file(self) -> logging.Handler:
+        """Return the handler that appends to this rank's file, or one that writes nothing."""
         try:
-            stream = open_file(path, "a", encoding="utf-8", errors="backslashreplace")
+            stream = open_file(self._path, "a", encoding="utf-8", errors="backslashreplace")
             self._start_of_run = os.fstat(stream.fileno()).st_size
             stream.write(f"{LOG_MAGIC.decode()}{self._comm.rank} of {self._comm.size}, {process_name()}\n")
             stream.flush()
         except OSError as error:
             if self._comm.rank == 0:
-                warning(f"cannot write the log {path}: {error.strerror}; the run continues without it")
-            return
-        self._handler = _File(stream)
-        self._handler.setFormatter(_Formatter())
-        LOG.removeHandler(self._buffer)
-        LOG.addHandler(self._handler)
-        self._buffer.setTarget(self._handler)
-        self._buffer.flush()
+                warning(f"cannot write the log {self._path}: {error.strerror}; the run continues without it")
+            return logging.NullHandler()
+        self._file = _File(stream)
+        self._file.setFormatter(_Formatter())
+        return self._file
 
     def _prepare_folder(self) -> str:
         """Create the folder of the logs on rank 0; return why that is not possible, "" if it is."""
@@ -121,13 +162,17 @@ class RankLog:
 
     def remove_previous(self) -> None:
         """Remove the messages of earlier runs, and the logs of ranks that this run does not have."""
-        if not isinstance(self._handler, _File):
+        if isinstance(self._handler, _AfterWarning) and not self._file:
+            with contextlib.suppress(OSError):
+                if is_own(self._path):
+                    self._path.unlink()
+        if not self._file:
             return
-        stale = [path for path in logs(self._folder) if rank_of(path) >= self._comm.size]
         with contextlib.suppress(OSError):
-            for path in filter(is_own, stale if self._comm.rank == 0 else []):
-                path.unlink()
-        with contextlib.suppress(OSError), open(self._handler.stream.name, "rb+") as file:
+            for path in logs(self._folder) if self._comm.rank == 0 else ():
+                if rank_of(path) >= self._comm.size and is_own(path):
+                    path.unlink()
+        with contextlib.suppress(OSError), open(self._path, "rb+") as file:
             file.seek(self._start_of_run)
             current = file.read()
             file.seek(0)

@@ -1,5 +1,7 @@
 """Transports between ranks, and runs on GPUs. Without a GPU, transports of GPUs run on the CPU with gloo."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -152,10 +154,29 @@ def test_a_rank_that_cannot_reach_rank_0(comm, monkeypatch):
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("fault", ["sum", "silence"])
+def test_nccl_is_tested_by_a_message(comm, monkeypatch, fault):
+    """The last rank receives another sum, or does not answer; all ranks raise an error."""
+    real = dist.all_reduce
+
+    def all_reduce(tensor):
+        if comm.rank == comm.size - 1:
+            if fault == "silence":
+                time.sleep(3)
+            tensor[1] += 1
+        real(tensor)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(mpifed.parallel.transport, "SETUP_TIMEOUT", 60 if fault == "sum" else 1)
+    reason = {"sum": "gives the sums", "silence": "no answer from the other ranks within 1 s"}[fault]
+    with pytest.raises(CollectiveError, match=f"{reason}.*NCCL_DEBUG=INFO.*NCCL_SOCKET_IFNAME"):
+        Nccl(comm, CPU, "gloo")
+    assert not dist.is_initialized()
+
+
 def test_gpus_that_are_missing_on_some_ranks(comm, monkeypatch):
     """The last rank has no GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(comm.rank < comm.size - 1))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     with pytest.raises(
         CollectiveError, match=f"requires a GPU, but none is available to this process.*{comm.size - 1 or ''}"
     ):

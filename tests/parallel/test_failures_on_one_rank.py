@@ -1,6 +1,9 @@
 """A rank that fails where the others go on: all ranks raise the error, and none is left waiting for it."""
 
+import contextlib
 import importlib
+import linecache
+import sys
 import threading
 from functools import reduce
 from pathlib import Path
@@ -10,11 +13,12 @@ import pytest
 from user_code import JOB, PLUGIN, REPORTED
 
 import mpifed
-from mpifed.base.errors import ContractError
+from mpifed.base.errors import ConfigError, ContractError
 from mpifed.cli import check, selftest
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.diagnostics.assumptions import Options, estimate
+from mpifed.parallel import comm as comm_module
 from mpifed.parallel.comm import CollectiveError
 from mpifed.storage import checkpoint
 from mpifed.tuning import tuner
@@ -43,6 +47,10 @@ def job(out, rounds=2) -> dict:
     }
 
 
+def started_over(out) -> dict:
+    return job(out) | {"run": job(out)["run"] | {"overwrite": True}}
+
+
 def search(comm, out):
     file = Path(out, f"search-{comm.rank}.toml")
     file.write_text(SEARCH.format(out=f"{out}/search"))
@@ -61,8 +69,34 @@ def tested(comm, out):
         raise CollectiveError("a check fails")
 
 
+class Progress:
+    """A callback."""
+
+    def on_round(self, event):
+        pass
+
+
+def all_parts(comm, out):
+    """A run with most parts that a run can have."""
+    table = job(out)
+    table["problem"] = {"name": "FairClassification", "dataset": "digits", "model": "linear", "clients": 5}
+    table["problem"]["validation"] = 0.2
+    table["measures"] = {"of": ["stationarity", "phi", "tail"], "ell": 10.0}
+    table["personalize"] = {"steps": 1, "step_size": 0.1}
+    table["oracle"] = {"batch_size": 4, "clip": 1.0}
+    table["participation"] = {"cohort": 3}
+    table["stop"] = {"metric": "worst_accuracy", "at_most": 0.0}
+    table["run"] |= {
+        "evaluate_on": ["train", "clients"],
+        "keep_best": "worst_accuracy",
+        "placement": "balanced",
+    }
+    table["run"] |= {"placement": "balanced", "group": 2, "overwrite": True}
+    mpifed.run(Config.from_table(table), comm, callbacks=[Progress()])
+
+
 ACTIONS = {
-    "run": lambda comm, out: mpifed.run(job(out), comm),
+    "run": lambda comm, out: mpifed.run(started_over(out), comm),
     "continue": lambda comm, out: mpifed.run(job(out, rounds=3), comm),
     "estimate": lambda comm, out: estimate(
         comm, Config.from_table(job(out)), Options(points=1, samples=10, of=("noise",))
@@ -70,6 +104,7 @@ ACTIONS = {
     "search": search,
     "check": checked,
     "selftest": tested,
+    "all parts": all_parts,
 }
 SIMULATION, ROUNDS = "mpifed.simulation.simulation:", "mpifed.simulation.rounds:"
 CHECKPOINTS = "mpifed.running.checkpointing:"
@@ -104,13 +139,103 @@ PLACES = [
 ]
 
 
-@pytest.fixture
-def limited(comm):
+#: Blocks that an action has tested, and where; the next actions enter most of them as well.
+TESTED: set[tuple[str, str]] = set()
+
+
+@contextlib.contextmanager
+def time_limit(comm):
     timer = threading.Timer(LIMIT, comm.abort, (1,))
     timer.daemon = True
     timer.start()
     yield
     timer.cancel()
+
+
+@pytest.fixture
+def limited(comm):
+    with time_limit(comm):
+        yield
+
+
+class Blocks:
+    """Replaces ``collective_errors`` in all modules, and lets the last rank fail in one block.
+
+    Attributes:
+        entered: the blocks that this rank has entered since :meth:`fail_in`, by module, function and line.
+    """
+
+    def __init__(self, comm, monkeypatch):
+        self.comm, self.entered, self.failing = comm, [], None
+        original = comm_module.collective_errors
+
+        @contextlib.contextmanager
+        def replacement(comm, *types):
+            frame = sys._getframe(2)
+            place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}:{frame.f_lineno}"
+            is_first = place not in self.entered
+            with original(comm, *types):
+                if comm.size < self.comm.size:  # a simulation of this rank alone
+                    yield
+                    return
+                self.entered += [place] if is_first else []
+                fails = is_first and self.comm.rank == self.comm.size - 1 and self.failing
+                if fails == (place, "begins"):
+                    raise types[0]("the dog ate it")
+                yield
+                if fails == (place, "ends"):
+                    raise types[0]("the dog ate it")
+
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("mpifed.") and getattr(module, "collective_errors", None) is original:
+                monkeypatch.setattr(module, "collective_errors", replacement)
+
+    def fail_in(self, place, when):
+        self.entered, self.failing = [], (place, when)
+
+
+def begins_with_an_exchange(place: str) -> bool:
+    """Whether a block begins with the exchange of client rows, in which every rank takes part even if it
+    fails: nothing can fail before it."""
+    name, _, line = place.rpartition(":")
+    file = sys.modules[name.rpartition(".")[0]].__file__
+    begin = "".join(linecache.getline(file, int(line) + further) for further in (1, 2))
+    return "checkpoint.write(" in begin or "checkpoint.read_clients(" in begin
+
+
+@pytest.mark.parametrize("when", ["begins", "ends"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_ranks_agree_in_every_block(comm, out, monkeypatch, action, when):
+    """An action is repeated with an error in each block of ``collective_errors`` that it enters: when the
+    block begins, so that the rank misses all that the others do in it, or when it ends."""
+    if action in ("check", "selftest") and comm.size == 1:
+        pytest.skip("compares ranks")
+    monkeypatch.chdir(out)
+    blocks = Blocks(comm, monkeypatch)
+
+    def fails(place: str) -> bool:
+        """Return whether the action with an error in this block ends with an error of all ranks."""
+        if action == "continue":
+            blocks.fail_in("nowhere", when)
+            mpifed.run(started_over(out), comm)
+        blocks.fail_in(place, when)
+        try:
+            ACTIONS[action](comm, out)
+        except (CollectiveError, ConfigError):
+            return True
+        return False
+
+    assert not fails("nowhere")
+    assert len(blocks.entered) > 5
+    for place in [place for place in blocks.entered if (place, when) not in TESTED]:
+        TESTED.add((place, when))
+        if when == "begins" and begins_with_an_exchange(place):
+            continue
+        with time_limit(comm):
+            failed = np.array([fails(place)], dtype=np.int64)
+            comm.allreduce_(failed)  # the ranks are still in step
+        # With fewer files or by MPI instead of shared memory, a run goes on after some errors.
+        assert failed[0] in (0, comm.size), place
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def refused() -> None:
 refused()
 MPI.Init_thread(MPI.THREAD_SINGLE)
 world = MPI.COMM_WORLD
-whole = mpifed.run(job("whole"))
+whole = mpifed.run(job("whole"), world)
 if fails:
     if world.rank == 1:
         raise ValueError("after the run")

@@ -231,7 +231,7 @@ METHOD, PROBLEM = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=3)
 @pytest.mark.parametrize("device, default", [("cpu", "exact"), ("cuda", "fused")])
 @pytest.mark.parametrize("given", [None, "exact", "fused"])
 def test_default_reduction_depends_on_the_device(monkeypatch, device, default, given):
-    monkeypatch.setattr(setup, "choose_device", lambda *_: torch.device(device))
+    monkeypatch.setattr(setup, "device_type", lambda *_: device)
     resolved = setup.resolve_reduction(configuration(METHOD, PROBLEM, "runs/none", reduction=given), COMM)
     assert resolved.run.reduction == resolved.table()["run"]["reduction"] == (given or default)
     assert setup.resolve_reduction(resolved, COMM) == resolved

@@ -111,6 +111,29 @@ def test_options_of_sbatch_are_split(line, read):
 # Scripts
 
 
+def test_cores_per_rank_on_gpus():
+    assert "#SBATCH --cpus-per-task=4" in script("--gpus-per-node", "2", "--ranks-per-node", "2")
+    assert "#SBATCH --cpus-per-task=3" in script("--gpus-per-node", "2", "--cpus-per-rank", "3")
+
+
+def test_a_limited_array():
+    assert "#SBATCH --array=0-3%2" in script("--array", "seed=0,1,2,3", "--array-limit", "2")
+    refused = invoke("jobs/saddle.toml", "--array-limit", "2", "--dry-run")
+    assert refused.exit_code == 2 and "--array-limit needs a job array" in refused.output
+
+
+def test_a_container():
+    """Everything runs in the container, and the functions of the shell come from it."""
+    lines = script("--container", "apptainer exec 'my image.sif'")
+    prefix = "apptainer exec 'my image.sif' "
+    exported = next(line for line in lines if line.startswith("export MPIFED_CONTAINER="))
+    assert shlex.split(shlex.split(exported)[1].partition("=")[2]) == ["apptainer", "exec", "my image.sif"]
+    assert any(line.startswith(f"here=$({prefix}python -c") for line in lines)
+    assert f'. <({prefix}cat "$here/cli/launcher.sh")' in lines
+    refused = invoke("jobs/saddle.toml", "--container", "a 'b", "--dry-run")
+    assert refused.exit_code == 2 and "expected a command, got" in refused.output
+
+
 def test_shipped_scripts_are_the_output_of_launch():
     """The second line of a script is the command that writes it."""
     assert {file.stem for file in SHIPPED} == {"gpu_nodes", "shared_gpu", "cpu", "array", "preemptible"}

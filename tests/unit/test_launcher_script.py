@@ -10,13 +10,14 @@ LAUNCHER = Path(__file__).parents[2] / "mpifed/cli/launcher.sh"
 #: srun executes its command once; scontrol knows some jobs and records its arguments.
 STUBS = {
     "srun": """
-        case $1 in --mpi=list) echo "pmix pmi2"; exit ;; --overlap) [ ! -e lost ]; exit ;; esac
+        case $1 in --mpi=list) echo "pmix pmi2 ${TYPE:-}"; exit ;; --overlap) [ ! -e lost ]; exit ;; esac
         while [[ $1 == --* ]]; do shift; done
         exec "$@"
     """,
     "python": """
         [ ! -e early ] || { kill -TERM "$MAIN"; exit 1; }
-        [[ $2 == *library* ]] && echo "Open MPI v5.0.11"; true
+        [[ $2 != *library* ]] || echo "${LIBRARY:-Open MPI v5.0.11}"
+        [[ $2 != *world* ]] || { [ -n "${OTHER_TMP:-}" ] || rm -f "$4"; sleep "${SLOW:-0}"; }
     """,
     "scontrol": """
         echo "$*" >>asked
@@ -92,6 +93,37 @@ def test_exit_code_0_of_an_unfinished_command(launcher):
         assert ended == 1 and "exit code 0, but the command has not finished" in output, output
     ended, output, _ = launcher("stopped", "0", setup="mktemp() { false; }")
     assert ended == 0 and "has not finished" not in output, output
+
+
+def test_ranks_that_do_not_see_the_temporary_folder(launcher):
+    """In a container, the command cannot remove the file; the exit code is trusted."""
+    ended, output, _ = launcher("stopped", "0", OTHER_TMP="1")
+    assert ended == 0 and "has not finished" not in output, output
+
+
+def test_a_slow_test_program_is_reported_as_such(launcher):
+    ended, output, _ = launcher("never", SLOW="9", MPIFED_TEST_SECONDS="1", MPIFED_LAUNCHER="pmix")
+    assert ended == 71 and "no end within 1 s" in output and "set MPIFED_TEST_SECONDS=4" in output, output
+    assert "do not match" not in output and "args:" not in output, output
+
+
+@pytest.mark.parametrize("library, kind, asked, used", [
+    ("MPI VERSION : CRAY MPICH version 8.1.29", "cray_shasta", {}, "srun --mpi=cray_shasta --kill"),
+    ("MPI VERSION : CRAY MPICH version 8.1.29", "", {}, "srun --kill"),
+    ("Open MPI v5.0.11", "", {"MPIFED_LAUNCHER": "srun"}, "srun --kill"),
+])  # fmt: skip
+def test_launchers_of_other_sites(launcher, library, kind, asked, used):
+    ended, output, _ = launcher("done", LIBRARY=library, TYPE=kind, **asked)
+    assert ended == 0 and f" by {used}" in output, output
+
+
+def test_the_ranks_run_in_a_container(launcher, tmp_path):
+    inside = tmp_path / "bin/inside"
+    inside.write_text('#!/bin/bash\necho "in $1: $2" >&2\nshift; exec "$@"\n')
+    inside.chmod(0o755)
+    ended, output, _ = launcher("done", "3", MPIFED_CONTAINER="inside 'my image'")
+    assert ended == 3 and "in my image: command" in output and "args: done 3" in output, output
+    assert "in my image: python" in output, output  # the library is that of the image
 
 
 def test_variables_of_another_job(launcher):

@@ -131,6 +131,49 @@ class Warns:
             raise KeyError("auc")
 
 
+class Many(SerialComm):
+    """A rank of 100 on two nodes."""
+
+    def __init__(self, rank):
+        self.rank, self.size, self.node = rank, 100, rank // 50 * 50
+
+
+@pytest.mark.parametrize("rank, has_file", [(0, True), (50, True), (3, False)])
+@pytest.mark.parametrize("warns", [False, True])
+def test_of_many_ranks_those_with_warnings_have_a_log(tmp_path, monkeypatch, rank, has_file, warns):
+    """And the first of each node. The messages before the warning are in the log."""
+    monkeypatch.setattr(module, "KEPT", 5)
+    (tmp_path / "log").mkdir()
+    path = tmp_path / f"log/rank-{rank}.txt"
+    path.write_text(f"{module.LOG_MAGIC.decode()}{rank} of 100, an earlier run\n")
+    with module.RankLog(Many(rank), tmp_path) as log:
+        log.open()
+        log.remove_previous()
+        for number in range(9):
+            LOG.info("message %d", number)
+        if warns:
+            LOG.warning("a warning")
+            LOG.info("after it")
+    written = path.read_text() if path.exists() else ""
+    assert "earlier" not in written and path.exists() == (has_file or warns)
+    assert ("message 3" in written) == has_file and ("message 8" in written) == (has_file or warns)
+    assert written.count("a warning") == written.count("after it") == warns
+
+
+def test_the_disk_is_full_when_a_rank_of_many_warns(tmp_path, monkeypatch, capsys):
+    def full(self, record):
+        self.handleError(record)
+
+    monkeypatch.setattr(module._File, "emit", full)
+    (tmp_path / "log").mkdir()
+    with module.RankLog(Many(3), tmp_path) as log:
+        log.open()
+        LOG.info("a message")
+        for _ in range(3):
+            LOG.warning("a warning")
+    assert capsys.readouterr().err.count("the run continues without it") == 1
+
+
 def test_warnings_and_the_error_that_ends_a_run(start, log, capsys):
     show = warnings.showwarning
     with warnings.catch_warnings(record=True) as caught, pytest.raises(CollectiveError):

@@ -1,7 +1,9 @@
 """Devices, transports and their choice, in one process."""
 
+import itertools
 import os
 import socket
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from mpifed.parallel import devices, transport, world
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.devices import device_for, peak_memory
+from mpifed.parallel.devices import assign_devices, offered_devices, peak_memory
 from mpifed.parallel.reproducibility import deterministic
 from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
@@ -37,30 +39,112 @@ def test_bytes_on_the_wire():
         assert way.wire_bytes == 2 * 40 + broadcast
 
 
-@pytest.mark.parametrize(
-    "gpus, expected", [(None, [0, 1, 2, 0, 1]), ([2], [2, 2, 2, 2, 2]), ([2, 0], [2, 0, 2, 0, 2])]
-)
-def test_gpus_are_assigned_round_robin(monkeypatch, gpus, expected):
+#: What the ranks of some nodes see, as letters for the UUIDs; their local ranks; the devices they get.
+TOPOLOGIES = {
+    "all ranks see all devices": ("ABCD ABCD ABCD ABCD", "0123", "ABCD"),
+    "more ranks than devices": ("ABC ABC ABC ABC ABC", "01234", "ABCAB"),
+    "fewer ranks than devices": ("ABCD ABCD", "01", "AB"),
+    "one visible device per rank": ("A B C D", "0123", "ABCD"),
+    "the same device for all ranks": ("A A A", "012", "AAA"),
+    "two nodes, numbered node by node": ("AB AB CD CD", "0101", "ABCD"),
+    "two nodes, numbered cyclically": ("AB CD AB CD", "0011", "ACBD"),
+    "closest devices of two sockets": ("AB AB CD CD", "0123", "ABCD"),
+    "closest devices, ranks bound to sockets cyclically": ("AB CD AB CD", "0123", "ADBC"),
+    "closest devices overlap": ("AB A BC B", "0123", "BACB"),
+    "a rank moves over for one that sees less": ("AB A", "00", "BA"),
+    "a chain of ranks moves over": ("AB BC CD A", "0000", "BCDA"),
+    "lists of UUIDs in different orders": ("BA AB", "00", "BA"),
+    "MIG instances, one per rank": ("a b c", "012", "abc"),
+    "a split communicator, ranks 2 and 3 of a node": ("ABCD ABCD", "23", "CD"),
+}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_devices_are_matched_to_ranks(topology):
+    seen, local_ranks, _ = TOPOLOGIES[topology]
+    seen = [[ord(device) for device in devices] for devices in seen.split()]
+    positions = assign_devices(seen, [int(rank) for rank in local_ranks])
+    assigned = [chr(devices[position]) for devices, position in zip(seen, positions)]
+    assert "".join(assigned) == TOPOLOGIES[topology][2]
+
+
+def test_ranks_are_distributed_as_evenly_as_possible():
+    """Against all assignments, by the sum of the squared numbers of ranks per device."""
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        seen = [random.permutation(4)[: random.integers(1, 4)].tolist() for _ in range(5)]
+        positions = assign_devices(seen, list(range(5)))
+        assigned = [devices[position] for devices, position in zip(seen, positions)]
+        loads = [(np.bincount(choice) ** 2).sum() for choice in itertools.product(*seen)]
+        assert (np.bincount(assigned) ** 2).sum() == min(loads)
+
+
+@pytest.mark.parametrize("gpus, expected", [([2], [2, 2, 2]), ([2, 0], [2, 0, 2])])
+def test_gpus_of_the_job_are_assigned_round_robin(monkeypatch, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for wanted in ("auto", "cuda"):
-        assert [device_for(wanted, gpus, rank).index for rank in range(5)] == expected
-    assert device_for("cpu", None, 1) == CPU
+        offered = [offered_devices(wanted, gpus, rank) for rank in range(3)]
+        assert [device.index for (device,) in offered] == expected
+        assert [device.index for device in offered_devices(wanted, None, 1)] == [0, 1, 2]
+    assert offered_devices("cpu", None, 1) == []
+
+
+@pytest.mark.parametrize("wanted, exact, variable, expected", [
+    (None, False, None, 2), (None, False, "8", 8), (None, True, "8", 1), (3, True, "8", 3),
+])  # fmt: skip
+def test_threads_of_four_ranks_on_eight_cores(monkeypatch, wanted, exact, variable, expected):
+    monkeypatch.setattr(devices, "_THREADS", 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert devices.threads(wanted, exact, 4) == expected
+
+
+class Ranks(SerialComm):
+    """Rank 0 of several, of which each sees the given GPUs."""
+
+    def __init__(self, *seen):
+        self.size = len(seen)
+        counts = [(len(gpus), rank) for rank, gpus in enumerate(seen)]
+        self.gathered = iter([np.ravel(counts), np.concatenate(seen)])
+
+    def allreduce_(self, array, op="sum"):
+        array *= self.size if op == "sum" else 1
+
+    def allgatherv(self, send, receive, counts):
+        receive[...] = next(self.gathered)
+
+
+@pytest.mark.parametrize("seen, warned", [
+    (([1, 2], [3], [3]), "the ranks 1 and 2 share a GPU, although 1 of the GPUs that other ranks see are"),
+    (([1, 2], [1, 2], [1, 2]), ""),
+    (([1, 2, 3], [1, 2, 3]), ""),
+])  # fmt: skip
+def test_a_shared_gpu_beside_an_unused_one_is_reported(monkeypatch, capsys, seen, warned):
+    for name in devices._LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[0]))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(devices, "gpu_id", lambda device: seen[0][device.index])
+    assert devices.choose_device(Ranks(*seen), "auto").index == 0
+    error = capsys.readouterr().err
+    assert warned in error and error.count("\n") == bool(warned)
 
 
 def test_a_missing_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"run.gpus = \[0, 2, 7\]: expected numbers from 0 to 1.*got 2, 7"):
-        device_for("auto", [0, 2, 7], 0)
+        offered_devices("auto", [0, 2, 7], 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ValueError, match="run.device = 'cuda' requires .* CUDA_VISIBLE_DEVICES is ''; set"):
-        device_for("cuda", None, 0)
+        offered_devices("cuda", None, 0)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(ValueError, match=r"run.gpus = \[0\] requires .* for CUDA 12.9 .* is not set"):
-        device_for("auto", [0], 0)
-    assert device_for("auto", None, 0) == CPU
+        offered_devices("auto", [0], 0)
+    assert offered_devices("auto", None, 0) == []
 
 
 OWN, SHARED, NO_NCCL = [[11, 1], [12, 1], [13, 1]], [[11, 1], [12, 1], [11, 1]], [[11, 1], [12, 0], [13, 1]]
@@ -107,6 +191,15 @@ def test_a_transport_that_cannot_be_set_up_is_replaced(monkeypatch, capsys, name
         choose_transport(comm, CPU, name, exact)
 
 
+def test_a_call_without_an_end_is_given_up():
+    waiting = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer from the other ranks within 0.05 s"):
+        transport._within(0.05, waiting.wait)
+    waiting.set()
+    with pytest.raises(ZeroDivisionError):
+        transport._within(60, lambda: 1 / 0)
+
+
 def test_nccl_uses_the_first_address_of_rank_0_that_accepts_connections():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -126,6 +219,7 @@ def test_split_communicators_use_different_gpus(monkeypatch, variable):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(devices, "gpu_id", lambda device: device.index + 1)
     for rank in ("0", "1", ""):
         monkeypatch.setenv(variable, rank)
         chosen.append(devices.choose_device(SerialComm(), "auto").index)
@@ -161,9 +255,19 @@ def test_an_unsuitable_transport_is_an_error(wanted, ranks, exact, message):
         choose_transport(comm, CPU, wanted, exact)
 
 
-def test_cuda_mpi_is_used_if_the_job_selects_it():
+@pytest.mark.parametrize("answer, warned", [(True, 0), (None, 1)])
+def test_cuda_mpi_is_used_if_the_job_selects_it(capsys, answer, warned):
     comm = Several(3, gathered=sum(OWN, []))
+    comm.cuda_aware = lambda: answer
     assert type(choose_transport(comm, CPU, "cuda-mpi", False)) is transport.CudaMpi
+    assert capsys.readouterr().err.count("does not say whether it is CUDA-aware") == warned
+
+
+def test_cuda_mpi_needs_a_library_that_is_cuda_aware():
+    comm = Several(3, gathered=sum(OWN, []))
+    comm.cuda_aware, comm.mpi = lambda: False, "Open MPI v5.0.11, package: Open MPI"
+    with pytest.raises(CollectiveError, match="needs a CUDA-aware MPI library, got Open MPI v5.0.11, which"):
+        choose_transport(comm, CPU, "cuda-mpi", False)
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"])
