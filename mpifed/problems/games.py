@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Named
+from mpifed.core.problem import Batch, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import L1Box, Proximal, Zero
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
@@ -102,9 +102,10 @@ class AffineGame(Affine):
     def variables(self) -> Blocks:
         return Blocks(z={"z": (self.d,)})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: A_n ``[1, d, d]`` and b_n ``[1, d]``."""
-        return torch.from_numpy(self._A[client][None]), torch.from_numpy(self._b[client][None])
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: A_n ``[C, d, d]`` and b_n ``[C, d]``."""
+        columns = torch.from_numpy(self._A[clients]), torch.from_numpy(self._b[clients])
+        return columns, self.client_sizes(clients)
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         A, b = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only row
