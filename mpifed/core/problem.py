@@ -49,8 +49,8 @@ from mpifed.core.streams import Stream, generator
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
-    "has_sizes", "network_constants", "network_parameters", "on_stored_data", "rows_of", "sizes_of",
-    "starting_point", "user_point", "user_problem", "with_network_weights",
+    "has_sizes", "listed_clients", "network_constants", "network_parameters", "on_stored_data", "rows_of",
+    "sizes_of", "starting_point", "user_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -76,6 +76,9 @@ class DataFile(NamedTuple):
         """Whether the data are derived from other files, so that there is no file at ``path``."""
         return self.path.startswith("none: ")
 
+
+#: Maximum number of clients whose samples are counted by class for the results of a run.
+LISTED = 1000
 
 #: The problem that is being prepared, and the data that have been read for it.
 _prepared: ContextVar[tuple[Problem, Any]] = ContextVar("prepared")
@@ -711,6 +714,12 @@ def has_sizes(problem: Problem) -> bool:
         getattr(getattr(source, name), "__func__", None) is not getattr(Problem, name)
         for name in ("client_size", "client_sizes")
     )
+
+
+def listed_clients(clients: int, number: int = LISTED) -> np.ndarray:
+    """Return the numbers of all clients, or of ``number`` evenly spaced ones if there are more, ascending."""
+    number = min(clients, number)
+    return np.arange(number) * (clients - 1) // max(number - 1, 1)
 
 
 def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:
