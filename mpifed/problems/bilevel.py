@@ -29,6 +29,7 @@ class QuadraticBilevel(Bilevel):
     heterogeneity: float = Field(default=0.5, ge=0, description="heterogeneity h of the clients")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · (dx + dy)²) memory."""
         rng, N, h = generator(seed, "quadratic bilevel"), self.clients, self.heterogeneity
 
         def positive(d: int) -> np.ndarray:

@@ -51,6 +51,7 @@ class FiniteMax(Minimax):
         return self.functions * (per_number * self.clients * (self.d + 1) + 16 * self.d**2)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · functions · d) memory."""
         rng, stream = generator(seed, "finite max"), Stream(seed, "finite max", np.arange(self.clients))
         n, d, k = self.functions, self.d, self.active
         weights = rng.uniform(0.5, 1.5, n) * (np.arange(n) < k)

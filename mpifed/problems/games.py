@@ -70,6 +70,7 @@ class AffineGame(Affine):
         return ((BYTES_PER_DRAW if spread else 24) * self.clients + 24) * self.d**2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · d²) memory."""
         rng, stream = generator(seed, "affine game"), Stream(seed, "affine game", np.arange(self.clients))
         u, start = rng.standard_normal((2, self.d))
         solution = self.phi(torch.from_numpy(u), 1.0).numpy()
@@ -144,6 +145,7 @@ class Bilinear(Coupled):
         return per_client * self.clients + 32 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · dx dy) memory."""
         rng, stream = generator(seed, "bilinear"), Stream(seed, "bilinear", np.arange(self.clients))
         start, u = rng.standard_normal((2, self.dx + self.dy)) * [[float(self.start == "normal")], [2.0]]
         solution = self.phi(torch.from_numpy(u), 1.0).numpy()
@@ -193,6 +195,7 @@ class L1BoxBilinear(Coupled):
         return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · dx dy) memory."""
         rng, stream = generator(seed, "l1 box"), Stream(seed, "l1 box", np.arange(self.clients))
         A, b = rng.uniform(-1, 1, (self.dy, self.dx)), rng.uniform(-1, 1, self.dy)
         start = rng.uniform(-self.bound, self.bound, self.dx + self.dy)

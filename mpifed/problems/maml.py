@@ -100,6 +100,7 @@ class LinearMAML(MAML):
         return max(rows, 32 * self.clients * self.d**2)  # the Hessians for the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · samples · d) memory."""
         numbers = np.arange(self.clients)
         centre = generator(seed, "maml").standard_normal(self.d)
         tasks = centre + self.s * Stream(seed, "maml task", numbers).normal(self.d)

@@ -69,6 +69,7 @@ class QuadraticNCPL(Minimax):
         return (per_entry * self.clients + 32) * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · (dx + dy)²) memory."""
         rng, stream = generator(seed, "quadratic"), Stream(seed, "quadratic", np.arange(self.clients))
         self._point = rng.standard_normal(self.dx + self.dy)
         vectors = around(np.zeros(self.dx + self.dy), self.heterogeneity, stream)
@@ -184,6 +185,7 @@ class TwoSidedPL(Minimax):
         return BYTES_PER_DRAW * self.clients * 2 * self.d
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · d) memory."""
         stream = Stream(seed, "two-sided", np.arange(self.clients))
         t = np.exp(self.scaling * stream.normal(1)[:, 0])
         self._t = t / t.mean()

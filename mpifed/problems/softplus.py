@@ -44,6 +44,7 @@ class SoftplusSaddle(Minimax):
         return BYTES_PER_DRAW * self.clients * per_client
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · samples · (dx + dy)) memory."""
         rng, stream = generator(seed, "softplus"), Stream(seed, "softplus", np.arange(self.clients))
         k = min(self.dx, self.dy)
         columns = rotation(rng, self.dx)[:, :k] * np.linspace(self.coupling, 0, k, endpoint=False)
