@@ -16,9 +16,9 @@ Bilevel       min over x of upper(x, y*(x)), where      ``upper``, ``lower``
               y*(x) minimises lower(x, y)
 ============  ========================================  ===================================================
 
-A problem gets its samples in one of two ways, not both: ``client_data`` returns the rows from which
-minibatches are drawn, or ``draw`` generates samples. Functions take one argument per block. If the problem
-has no block y, the loss is ``loss(x, batch)``.
+A problem gets its samples in one of two ways, not both: ``client_data``, or ``client_rows`` for many clients
+at once, returns the rows from which minibatches are drawn, or ``draw`` generates samples. Functions take one
+argument per block. If the problem has no block y, the loss is ``loss(x, batch)``.
 
 Shapes: C is the number of clients that are evaluated together, d is the size of a block, b is the number of
 rows of a minibatch. Functions that autograd differentiates (``loss``, ``inner``, ``outer``, ``upper``,
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -49,8 +49,8 @@ from mpifed.core.streams import Stream, generator
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
-    "network_constants", "network_parameters", "on_stored_data", "starting_point", "user_point",
-    "user_problem", "with_network_weights",
+    "has_sizes", "listed_clients", "network_constants", "network_parameters", "on_stored_data", "rows_of",
+    "sizes_of", "starting_point", "user_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -76,6 +76,9 @@ class DataFile(NamedTuple):
         """Whether the data are derived from other files, so that there is no file at ``path``."""
         return self.path.startswith("none: ")
 
+
+#: Maximum number of clients whose samples are counted by class for the results of a run.
+LISTED = 1000
 
 #: The problem that is being prepared, and the data that have been read for it.
 _prepared: ContextVar[tuple[Problem, Any]] = ContextVar("prepared")
@@ -175,6 +178,11 @@ class Problem:
         """
         return 0
 
+    def client_footprint(self) -> int:
+        """Return the bytes of one client's data in float32; 0 if they are part of :meth:`footprint`, or if
+        the settings do not determine them."""
+        return 0
+
     def variables(self) -> Blocks:
         """Return the blocks of variables, with the names and shapes of their parameters."""
         raise ContractError(
@@ -203,15 +211,46 @@ class Problem:
         """Return the data of one client: tensors whose first axis is over its samples, ``[n, ...]``.
 
         Minibatches are drawn uniformly with replacement from these rows. A full batch consists of all rows.
+        By default they are those of :meth:`client_rows`.
         """
-        return ()
+        rows = self.client_rows(np.array([client], dtype=np.int64))
+        return () if rows is None else rows[0]
+
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray] | None:
+        """Return the data of several clients at once, which saves a call per client.
+
+        A class defines this function or :meth:`client_data`. If a subclass overrides ``client_data`` alone,
+        its ``client_data`` is called for each client (:func:`rows_of`).
+
+        Args:
+            clients: numbers of the clients, int64 ``[C]``, in any order.
+
+        Returns:
+            The columns of these clients, one client after the other, ``[n, ...]``, and the number of rows of
+            each client, int64 ``[C]``; ``None`` if only ``client_data`` is defined.
+        """
+        return None
 
     def client_size(self, client: int) -> int:
         """Return the number of samples of a client, for weights proportional to it.
 
-        Called for all clients on every rank.
+        Called for all clients on every rank, unless :meth:`client_sizes` is defined.
         """
-        return len(self.client_data(client)[0])
+        sizes = self.client_sizes(np.array([client], dtype=np.int64))
+        return len(self.client_data(client)[0]) if sizes is None else int(sizes[0])
+
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray | None:
+        """Return the numbers of samples of several clients at once, ``[C]``.
+
+        A class defines this function or :meth:`client_size`, as for :meth:`client_rows`.
+
+        Args:
+            clients: numbers of the clients, int64 ``[C]``, in any order.
+
+        Returns:
+            int64 ``[C]``, or ``None`` if only ``client_size`` is defined.
+        """
+        return None
 
     def client_labels(self, client: int) -> np.ndarray | None:
         """Return the class labels of one client's samples, ``[n]`` int64 from 0; ``None`` without classes."""
@@ -221,13 +260,17 @@ class Problem:
         """Return the names of the classes of :meth:`client_labels`, in order; by default their numbers."""
         return []
 
-    def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
-        """Return the number of samples by client and class, ``[N, classes]``, and the names of the classes.
+    def class_counts(self, clients: Sequence[int] | None = None) -> tuple[np.ndarray, list[str]] | None:
+        """Return the number of samples by client and class, ``[C, classes]``, and the names of the classes.
 
+        Without :meth:`class_names`, the classes are numbered up to the largest label of these clients.
         Returns ``None`` if a client's samples have no classes.
+
+        Args:
+            clients: numbers of the clients; by default all.
         """
         labels = []
-        for client in range(self.clients):
+        for client in range(self.clients) if clients is None else clients:
             client_labels = self.client_labels(client)
             if client_labels is None:
                 return None
@@ -561,7 +604,8 @@ def on_stored_data(problem: Problem, name: str) -> Any:
 #: Attributes and functions of a minimax problem that are the same for the game.
 _OF_GAME = (
     "clients", "source", "cites", "maximised", "test_rows", "of_training", "gradients_per_call", "files",
-    "network", "client_data", "client_size", "draw", "full_batch", "test_labels", "class_scores",
+    "network", "client_data", "client_rows", "client_size", "client_sizes", "draw", "full_batch",
+    "test_labels", "class_scores",
 )  # fmt: skip
 
 
@@ -626,6 +670,56 @@ class Game(Operator):
 def user_problem(problem: Problem) -> Problem:
     """Return the problem as its user has written it: the minimax problem of a game."""
     return problem.problem if isinstance(problem, Game) else problem
+
+
+def _of_several(problem: Problem, several: str, single: str) -> Any:
+    """Return the function ``several`` of a problem, such as "client_rows".
+
+    ``None`` if its values may differ from those of ``single``, because a derived class overrides only that.
+    """
+    owners = [problem, *type(problem).__mro__]
+    levels = [next(k for k, owner in enumerate(owners) if name in vars(owner)) for name in (several, single)]
+    return getattr(problem, several) if levels[0] <= levels[1] else None
+
+
+def rows_of(problem: Problem, clients: np.ndarray) -> tuple[Batch, np.ndarray] | None:
+    """Return the data of several clients by ``client_rows``, see there.
+
+    ``None`` if ``client_data`` has to be called for each client: without ``client_rows``, or if a class
+    overrides ``client_data`` and inherits ``client_rows``.
+    """
+    source = user_problem(problem)
+    several = _of_several(source, "client_rows", "client_data")
+    return several and several(clients)
+
+
+def sizes_of(problem: Problem, clients: np.ndarray) -> np.ndarray:
+    """Return the numbers of samples of clients, ``[C]``, by ``client_sizes`` or by ``client_size``.
+
+    The second is called for each client if a class overrides it and inherits ``client_sizes``.
+
+    Args:
+        clients: numbers of the clients, int64 ``[C]``.
+    """
+    source = user_problem(problem)
+    several = _of_several(source, "client_sizes", "client_size")
+    sizes = several and several(clients)
+    return np.array([source.client_size(client) for client in clients.tolist()]) if sizes is None else sizes
+
+
+def has_sizes(problem: Problem) -> bool:
+    """Return whether a problem defines the numbers of its clients' samples without their data."""
+    source = user_problem(problem)
+    return any(
+        getattr(getattr(source, name), "__func__", None) is not getattr(Problem, name)
+        for name in ("client_size", "client_sizes")
+    )
+
+
+def listed_clients(clients: int, number: int = LISTED) -> np.ndarray:
+    """Return the numbers of all clients, or of ``number`` evenly spaced ones if there are more, ascending."""
+    number = min(clients, number)
+    return np.arange(number) * (clients - 1) // max(number - 1, 1)
 
 
 def user_point(problem: Problem, point: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core.device import DeviceStream, as_tensor, to_device
 from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
-from mpifed.core.problem import Problem, user_problem
+from mpifed.core.problem import Problem, has_sizes, rows_of, sizes_of, user_problem
 from mpifed.core.sample_words import AddressedBatch
 from mpifed.core.streams import Stream
 
@@ -729,7 +729,8 @@ def load_client_data(
     """Return the rows of all clients, concatenated by column, and the number of rows per client ``[C]``.
 
     The rows of many clients at a time are copied into preallocated columns, so that the peak memory is close
-    to the size of the data.
+    to the size of the data. They come from ``client_rows``, or without it from ``client_data`` or
+    ``full_batch`` of each client.
 
     Args:
         load: moves a tensor to the device and dtype.
@@ -739,28 +740,75 @@ def load_client_data(
     """
     columns: Columns = ()
     sizes, end, stop = np.zeros(len(clients), dtype=np.int64), 0, 0
-    for batches in _blocks(problem, clients):
-        first, stop = stop, stop + len(batches)
-        sizes[first:stop] = [len(batch[0]) if batch else 0 for batch in batches]
-        block = tuple(load(torch.cat(parts)) for parts in zip(*batches))
-        _expect_finite(problem, block, clients[first:stop], sizes[first:stop])
+    # Without sizes, the total is estimated by the first client.
+    told = sizes_of(problem, clients) if has_sizes(problem) else None
+    for rows, counts in _blocks(problem, clients, told):
+        first, stop = stop, stop + len(counts)
+        sizes[first:stop] = counts
+        block = tuple(map(load, rows))
+        _expect_finite(problem, block, clients[first:stop], counts)
         if block and not columns:
-            rows = _expected_rows(problem, clients.tolist(), int(sizes[0]))
-            columns = tuple(column.new_empty((rows, *column.shape[1:])) for column in block)
-        start, end = end, end + int(sizes[first:stop].sum())
+            expected = int(sizes[0]) * len(clients) if told is None else int(told.sum())
+            columns = tuple(column.new_empty((expected, *column.shape[1:])) for column in block)
+        start, end = end, end + int(counts.sum())
         columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, block))
         for column, new in zip(columns, block):
             column[start:end] = new
     return tuple(column[:end] for column in columns), sizes
 
 
-def _blocks(problem: Problem, clients: np.ndarray) -> Iterator[list[Columns]]:
+def _blocks(
+    problem: Problem, clients: np.ndarray, told: np.ndarray | None
+) -> Iterator[tuple[Columns, np.ndarray]]:
     """Yield the data of the clients, or the full batches of a problem that generates samples, by blocks of
-    about :data:`BLOCK_BYTES`.
+    about :data:`BLOCK_BYTES`: the concatenated columns, and the number of rows of each client of the block.
+
+    Args:
+        told: expected number of rows per client ``[C]``; ``None`` if unknown.
 
     Raises:
         ContractError: the columns of the clients differ.
     """
+    if len(clients) and (rows := rows_of(problem, clients[:1])) is not None:
+        yield from _blocks_of_several(problem, clients, told, rows)
+        return
+    for batches in _blocks_of_each(problem, clients):
+        counts = [len(batch[0]) if batch else 0 for batch in batches]
+        yield tuple(torch.cat(parts) for parts in zip(*batches)), np.array(counts, dtype=np.int64)
+
+
+def _blocks_of_several(
+    problem: Problem, clients: np.ndarray, told: np.ndarray | None, rows: Any
+) -> Iterator[tuple[Columns, np.ndarray]]:
+    """Yield blocks from ``client_rows``, the first of which are the ``rows`` of the first client."""
+    shapes: list[Any] = []
+    first, stop, loaded, nbytes = 0, 1, 0, 0
+    ends = None if told is None else np.cumsum(told)
+    while True:
+        columns, counts = tuple(map(as_tensor, rows[0])), np.asarray(rows[1], dtype=np.int64)
+        shapes = shapes or [column.shape[1:] for column in columns]
+        expected = [[int(counts.sum()), *shape] for shape in shapes]
+        if counts.shape != (stop - first,) or [[*column.shape] for column in columns] != expected:
+            raise ContractError(
+                f"{type(problem).__name__}: client_rows() of {stop - first} clients from {clients[first]} on "
+                f"returned columns of shapes {[[*column.shape] for column in columns]} and sizes of shape "
+                f"{[*counts.shape]}: expected {expected} and [{stop - first}]"
+            )
+        yield columns, counts
+        if stop == len(clients):
+            return
+        loaded, nbytes = loaded + int(counts.sum()), nbytes + sum(column.nbytes for column in columns)
+        share, first = BLOCK_BYTES / max(nbytes, 1), stop  # of the bytes so far
+        if ends is None:
+            stop += int(share * stop)
+        else:
+            stop = int(np.searchsorted(ends, ends[first - 1] + share * loaded, side="right"))
+        stop = min(max(stop, first + 1), len(clients))
+        rows = rows_of(problem, clients[first:stop])
+
+
+def _blocks_of_each(problem: Problem, clients: np.ndarray) -> Iterator[list[Columns]]:
+    """Yield the data of the clients of each block from ``client_data`` or ``full_batch``."""
     block: list[Columns] = []
     expected, size = None, 0
     for client in clients.tolist():
@@ -800,17 +848,6 @@ def _expect_finite(problem: Problem, block: Columns, clients: np.ndarray, sizes:
             f"{type(problem).__name__}: client_data({clients[client]}) has {block[number][index].item()} in "
             f"row {row} of column {number}: expected finite numbers"
         )
-
-
-def _expected_rows(problem: Problem, clients: list[int], first: int) -> int:
-    """Return the total number of rows, by ``client_size`` if the problem defines it.
-
-    Args:
-        first: number of rows of the first client, from which the total is estimated otherwise.
-    """
-    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # the default loads the data
-        return first * len(clients)
-    return sum(int(problem.client_size(client)) for client in clients)
 
 
 def _with_capacity(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tensor:

@@ -26,9 +26,12 @@ from mpifed.core.problem import (
     Problem,
     as_family,
     defines,
+    has_sizes,
     is_analytic,
     network_block,
     on_stored_data,
+    rows_of,
+    sizes_of,
     starting_point,
     user_problem,
 )
@@ -488,6 +491,9 @@ def _mirror(case: Case) -> Iterator[str]:
 def _samples(case: Case) -> Iterator[str]:
     """Check data and draws, and whether the method and the weights can use them."""
     problem, algorithm, clients, batch_size = case.problem, case.algorithm, case.clients, case.batch_size
+    if errors := list(_several(problem, np.array(clients[::-1]))):
+        yield from errors
+        return
     held = [problem.client_data(client) for client in clients]
     full = [problem.full_batch(client) for client in clients]
     size = batch_size or int(full[0] is not None)  # a full batch is not drawn
@@ -498,7 +504,8 @@ def _samples(case: Case) -> Iterator[str]:
         if errors := list(_rows("client_data", held, clients)):
             yield from errors
             return
-        if not (_of_package(problem.client_data) or _same_columns(held[0], problem.client_data(clients[0]))):
+        tested = _of_package(problem.client_data) and _of_package(problem.client_rows)
+        if not (tested or _same_columns(held[0], problem.client_data(clients[0]))):
             yield (
                 f"client_data({clients[0]}) returns other rows when it is called again: expected the same "
                 "rows, such as numbers from mpifed.generator(seed, purpose, client)"
@@ -508,7 +515,7 @@ def _samples(case: Case) -> Iterator[str]:
     if len(held[0]):
         yield "it defines both client_data() and draw(): expected one of them"
         return
-    if case.weights == "samples" and type(problem).client_size is Problem.client_size:
+    if case.weights == "samples" and not has_sizes(problem):
         yield (
             'weights = "samples" needs the number of samples per client, but draw() generates them: set '
             'weights = "uniform", or define client_size(client)'
@@ -528,6 +535,30 @@ def _samples(case: Case) -> Iterator[str]:
     for of, arrays in drawn.items():
         what = f"draw() of {of!r}" if of else "draw()"
         yield from (f"{what} {error}" for error in _draws(case, arrays, of, size))
+
+
+def _several(problem: Problem, clients: np.ndarray) -> Iterator[str]:
+    """Compare functions of several clients with those of one; the package's own have been tested."""
+    rows = None if _of_package(problem.client_rows) else rows_of(problem, clients)
+    if rows is not None:
+        if not (isinstance(rows, tuple | list) and len(rows) == 2 and isinstance(rows[0], tuple | list)):
+            yield (
+                "client_rows() must return the columns and the number of rows of each client, "
+                f"((column, ...), sizes), got {_described(rows)}"
+            )
+            return
+        held = [problem.client_data(client) for client in clients.tolist()]
+        one_by_one = [torch.cat([*map(as_tensor, parts)]) for parts in zip(*held)]
+        sizes = [len(columns[0]) for columns in held if columns]
+        if not _same_columns(rows[0], one_by_one) or np.asarray(rows[1]).tolist() != sizes:
+            yield (
+                f"client_rows({clients.tolist()}) returns other rows than client_data of these clients: "
+                f"expected the same rows, one client after the other, and their numbers {sizes}"
+            )
+    if not _of_package(problem.client_sizes):
+        sizes = [problem.client_size(client) for client in clients.tolist()]
+        if (found := np.asarray(sizes_of(problem, clients)).tolist()) != sizes:
+            yield f"client_sizes({clients.tolist()}) returns {found}: expected {sizes}, as client_size"
 
 
 def _draws(case: Case, arrays: Any, of: str, size: int) -> Iterator[str]:

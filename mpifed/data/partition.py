@@ -1,16 +1,18 @@
 """Partitions of labelled samples among clients.
 
 A partition is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the
-binary labels positive or negative ``[n]`` (bool), the number of clients and the run's seed. It returns one
-sorted index array per client. The arrays are disjoint, non-empty and cover all n samples, except that
-``positive_ratios`` drops positives. It raises a ValueError if this is impossible.
+binary labels positive or negative ``[n]`` (bool), the number of clients and the run's seed. It returns the
+clients' :class:`Parts` of ``range(n)``, each sorted. They are disjoint, non-empty and cover all n samples,
+except that ``positive_ratios`` drops positives. It raises a ValueError if this is impossible.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from mpifed.base.settings import choice, hyperparameters
@@ -19,13 +21,50 @@ from mpifed.data.samples import Labelled, Split, Texts
 
 __all__ = [
     "IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "Natural", "PARTITIONS", "Partition",
-    "divide", "thin",
+    "Parts", "divide", "thin",
 ]  # fmt: skip
-
-Parts = list[np.ndarray]
 
 #: Maximum number of draws of a Dirichlet partition.
 REDRAWS = 1000
+
+
+class Parts:
+    """The row numbers of every client; ``parts[client]`` are those of one client.
+
+    Args:
+        rows: row numbers, those of client 0 first, then those of client 1, ..., int64 ``[n]``.
+        sizes: number of rows of each client, int64 ``[N]``.
+    """
+
+    def __init__(self, rows: np.ndarray, sizes: np.ndarray):
+        self.rows, self.sizes = rows, sizes
+        self._ends = np.cumsum(sizes)
+
+    @classmethod
+    def of(cls, parts: Sequence[np.ndarray]) -> Parts:
+        """Return the parts with these row numbers, one array per client."""
+        return cls(np.concatenate(parts), np.array([*map(len, parts)], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        end = self._ends[client]
+        return self.rows[end - self.sizes[client] : end]
+
+    def starts(self, clients: np.ndarray) -> np.ndarray:
+        """Return the positions in ``rows`` at which the parts of clients start, int64 ``[C]``."""
+        return self._ends[clients] - self.sizes[clients]
+
+    def positions(self, clients: np.ndarray) -> np.ndarray:
+        """Return the positions in ``rows`` of all rows of clients, one client after the other, ``[n]``."""
+        sizes = self.sizes[clients]
+        shifts = self.starts(clients) - (np.cumsum(sizes) - sizes)
+        return np.arange(sizes.sum()) + np.repeat(shifts, sizes)
+
+    def of_clients(self, clients: np.ndarray) -> torch.Tensor:
+        """Return the row numbers of clients, one client after the other, int64 ``[n]``."""
+        return torch.from_numpy(self.rows[self.positions(clients)])
 
 
 def _expect_enough(samples: int, clients: int) -> None:
@@ -35,10 +74,30 @@ def _expect_enough(samples: int, clients: int) -> None:
         )
 
 
+def _owned(rows: np.ndarray, owners: np.ndarray, clients: int) -> Parts:
+    """Return the parts of clients that own rows, each sorted.
+
+    Args:
+        rows: distinct row numbers, int64 ``[n]``.
+        owners: the client of each row, int64 ``[n]``.
+    """
+    sizes, span = np.bincount(owners, minlength=clients), rows.max(initial=0) + 1
+    keys = owners * span + rows  # one sort of numbers is faster than a sort by owner and then by row
+    keys.sort()
+    return Parts(keys - np.repeat(np.arange(clients) * span, sizes), sizes)
+
+
+def _even(count: int, clients: int) -> np.ndarray:
+    """Return the owners of ``count`` rows in an even division, ascending, ``[count]``."""
+    sizes = np.full(clients, count // clients)
+    sizes[: count % clients] += 1
+    return np.repeat(np.arange(clients), sizes)
+
+
 def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
     """Split ``members`` at random into ``clients`` parts whose sizes differ by at most one."""
     _expect_enough(len(members), clients)
-    return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
+    return _owned(rng.permutation(members), _even(len(members), clients), clients)
 
 
 @hyperparameters
@@ -68,8 +127,9 @@ class Dirichlet:
             cuts = np.floor(np.cumsum(shares, axis=1)[:, :-1] * sizes).astype(np.int64)
             counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
             if counts.sum(axis=0).min() > 0:
-                pieces = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
-                return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
+                rows = np.concatenate([rng.permutation(members) for members in classes])
+                owners = np.concatenate([np.repeat(np.arange(clients), count) for count in counts])
+                return _owned(rows, owners, clients)
         raise ValueError(
             f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left a client "
             f"without samples in each of {REDRAWS} draws: use a larger alpha or fewer clients"
@@ -98,13 +158,14 @@ class ByClass:
                 f"{len(above)} positive and {len(below)} negative"
             )
         rng = generator(seed, "partition")
-        parts: list[Parts] = [[] for _ in range(clients)]
+        rows, owners = [], []
         for g in range(self.groups):
             members = np.flatnonzero(np.where(positive, labels == above[g], labels == below[g]))
-            owners = range(g, clients, self.groups) if clients >= self.groups else [g % clients]
-            for owner, piece in zip(owners, _split(members, len(owners), rng)):
-                parts[owner].append(piece)
-        return [np.sort(np.concatenate(part)) for part in parts]
+            group = np.arange(g, clients, self.groups) if clients >= self.groups else np.array([g % clients])
+            _expect_enough(len(members), len(group))
+            rows.append(rng.permutation(members))
+            owners.append(group[_even(len(members), len(group))])
+        return _owned(np.concatenate(rows), np.concatenate(owners), clients)
 
 
 @hyperparameters
@@ -130,15 +191,15 @@ class PositiveRatios:
             )
         above = generator(seed, "partition", round=1).permutation(np.flatnonzero(positive))
         below = _split(np.flatnonzero(~positive), clients, generator(seed, "partition"))
-        wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
+        wanted = [round(ratio / (1 - ratio) * size) for ratio, size in zip(self.ratios, below.sizes.tolist())]
         if min(wanted) < 1 or sum(wanted) > len(above):
             raise ValueError(
                 f"positive_ratios: {len(labels) - len(above)} negatives require {sum(wanted)} positives, "
                 f"{min(wanted)} for one client: expected at least 1 per client and at most {len(above)} in "
                 "total"
             )
-        pieces = np.split(above, np.cumsum(wanted))[:clients]
-        return [np.sort(np.concatenate(part)) for part in zip(below, pieces)]
+        owners = [np.repeat(np.arange(clients), sizes) for sizes in (below.sizes, wanted)]
+        return _owned(np.concatenate([below.rows, above[: sum(wanted)]]), np.concatenate(owners), clients)
 
 
 @hyperparameters
@@ -157,7 +218,8 @@ class Quantity:
         rng = generator(seed, "partition")
         ends = np.floor(np.cumsum(rng.dirichlet(np.full(clients, self.alpha))) * rest).astype(np.int64)
         cuts = (ends + np.arange(1, clients + 1))[:-1]
-        return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts)]
+        sizes = np.diff(cuts, prepend=0, append=len(labels))
+        return _owned(rng.permutation(len(labels)), np.repeat(np.arange(clients), sizes), clients)
 
 
 @hyperparameters
@@ -187,7 +249,7 @@ Partition = choice("partition", PARTITIONS)
 def divide(
     partition, train: Split, positive: np.ndarray, clients: int, seed: int, data: Labelled | Texts
 ) -> Parts:
-    """Return the row numbers of every client's training samples.
+    """Return the row numbers of every client's training samples, sorted.
 
     They are given by the partition, or by the data set if it assigns samples to clients.
 
@@ -199,7 +261,8 @@ def divide(
             clients, or the data set names another number of clients or a client without samples.
     """
     if data.owners is None:
-        return [train.rows[part] for part in partition(train.labels, positive, clients, seed)]
+        parts = partition(train.labels, positive, clients, seed)
+        return Parts(train.rows[parts.rows], parts.sizes)
     names = data.owner_names
     if not isinstance(partition, Natural):
         raise ValueError(
@@ -212,11 +275,9 @@ def divide(
             f"the data set names {len(names)} clients ({some}), problem.clients is {clients}: set "
             f"problem.clients = {len(names)}"
         )
-    owners = data.owners[train.rows]
-    ends = np.cumsum(np.bincount(owners, minlength=clients))
-    parts = np.split(train.rows[np.argsort(owners, kind="stable")], ends[:-1])
-    if empty := [name for name, part in zip(names, parts) if not len(part)]:
-        raise ValueError(f"the client {empty[0]} of the data set has no training samples left")
+    parts = _owned(train.rows, data.owners[train.rows], clients)
+    if len(empty := np.flatnonzero(parts.sizes == 0)):
+        raise ValueError(f"the client {names[empty[0]]} of the data set has no training samples left")
     return parts
 
 

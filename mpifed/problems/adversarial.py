@@ -17,12 +17,13 @@ A gradient in x costs ``steps`` further gradients, which are counted.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimisation, Named
+from mpifed.core.problem import Batch, Minimisation, Named
 from mpifed.core.streams import generator
 from mpifed.problems.labelled_images import LabelledImages
 
@@ -91,14 +92,19 @@ class AdversarialTraining(LabelledImages, Minimisation):
         """A gradient in x and the gradients of the adversary."""
         return self.steps + 1
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return samples ``[n, ...]``, labels ``[n]`` and, for ``random_start``, the starts of δ
         ``[n, ...]``."""
-        samples, labels = super().client_data(client)
+        (samples, labels), sizes = super().client_rows(clients)
         if not self.random_start:
-            return samples, labels
-        rng = generator(self._seed, "starts of the adversary", client)
-        return samples, labels, torch.from_numpy(rng.uniform(-self.epsilon, self.epsilon, samples.shape))
+            return (samples, labels), sizes
+        starts = [
+            generator(self._seed, "starts of the adversary", client).uniform(
+                -self.epsilon, self.epsilon, (size, *samples.shape[1:])
+            )
+            for client, size in zip(clients.tolist(), sizes.tolist())
+        ]
+        return (samples, labels, torch.from_numpy(np.concatenate(starts))), sizes
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         samples, labels, *start = batch

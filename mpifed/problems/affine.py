@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mpifed.core.problem import Named, Operator
+from mpifed.core.problem import Batch, Named, Operator
 from mpifed.core.records import Blocks
 from mpifed.core.sets import L1Box, Zero
 from mpifed.problems.restricted_gap import maximize_on_ball, restricted_gap
@@ -32,8 +32,8 @@ class Affine(Operator):
         """Return z_0, the centre of the ball of :meth:`err_D`. It is drawn in :meth:`prepare`."""
         return {"z": torch.from_numpy(self._start)}
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def constants(self) -> dict[str, float]:
         """Return the known constants: always ``L`` and ``sigma`` = 0.
@@ -135,9 +135,10 @@ class Coupled(Affine):
     def variables(self) -> Blocks:
         return Blocks(z={"x": (self.dx,), "y": (self.dy,)})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: C_n ``[1, dx, dy]`` and offset_n ``[1, dx + dy]``."""
-        return tuple(torch.from_numpy(one[client][None].copy()) for one in (self._C, self._offsets))
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: C_n ``[C, dx, dy]`` and offset_n ``[C, dx + dy]``."""
+        columns = tuple(torch.from_numpy(one[clients]) for one in (self._C, self._offsets))
+        return columns, self.client_sizes(clients)
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         C, offset = batch[0][:, 0], batch[1][:, 0]  # each client has one row: all rows of a batch are equal

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.data import Labelled, Partition, Texts, thin
 from mpifed.data.partition import IID, divide
@@ -59,7 +59,7 @@ class Ranking(HeldOut):
         self._hold_out_locally(seed)
         is_positive = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(is_positive)
-        self._ratio = float(is_positive[np.concatenate(self._rows)].mean())
+        self._ratio = float(is_positive[self._rows.rows].mean())
         self._select_split("test")
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
@@ -113,12 +113,16 @@ class AUC(Ranking, Minimax):
         ab = torch.zeros(2, dtype=torch.float64)
         return {"x": torch.cat([self.model.start(self.network, rng), ab])}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"``, p ``[n]``."""
-        rows = torch.from_numpy(self._rows[client])
+        rows, sizes = self._rows.of_clients(clients), self._rows.sizes[clients]
         positive = self._positive[rows].double()
         data = self._splits["train"].samples[rows], positive
-        return data if self.p == "pooled" else (*data, positive.mean().expand(len(rows)))
+        if self.p == "pooled":
+            return data, sizes
+        owners = np.repeat(np.arange(len(clients)), sizes)
+        ratios = np.bincount(owners, weights=positive.numpy(), minlength=len(clients)) / sizes
+        return (*data, torch.from_numpy(ratios[owners])), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         samples, positive, *ratio = batch

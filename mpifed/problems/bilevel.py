@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Bilevel, Named
+from mpifed.core.problem import Batch, Bilevel, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import generator
 
@@ -29,6 +29,7 @@ class QuadraticBilevel(Bilevel):
     heterogeneity: float = Field(default=0.5, ge=0, description="heterogeneity h of the clients")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · (dx + dy)²) memory."""
         rng, N, h = generator(seed, "quadratic bilevel"), self.clients, self.heterogeneity
 
         def positive(d: int) -> np.ndarray:
@@ -55,13 +56,13 @@ class QuadraticBilevel(Bilevel):
         sizes = {"x": self.dx, "y": self.dy}
         return {block: torch.from_numpy(rng.standard_normal(size)) for block, size in sizes.items()}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: A ``[1, dy, dy]``, B, c, P, Q, d and e."""
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: A ``[C, dy, dy]``, B, c, P, Q, d and e."""
         parts = (self._A, self._B, self._c, self._P, self._Q, self._d, self._e)
-        return tuple(torch.from_numpy(part[client : client + 1]) for part in parts)
+        return tuple(torch.from_numpy(part[clients]) for part in parts), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def upper(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         P, Q, d, e = (column[0] for column in batch[3:])

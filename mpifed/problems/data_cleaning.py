@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Bilevel, Named
+from mpifed.core.problem import Batch, Bilevel, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import generator
+from mpifed.data.partition import Parts
 from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["DataCleaning"]
@@ -47,40 +48,43 @@ class DataCleaning(LabelledImages, Bilevel):
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         super().prepare(seed, data_dir)
-        if (least := min(map(len, self._rows))) < 2:
+        if (least := self._rows.sizes.min()) < 2:
             raise ValueError(f"expected at least 2 training samples of every client, found {least}")
         halving = generator(seed, "training and validation")
-        self._rows = [halving.permutation(rows) for rows in self._rows]
-        halves = [len(rows) // 2 for rows in self._rows]
-        self._first = np.cumsum([0, *halves])
-        rng = generator(seed, "corrupted labels")
-        labels = [self._images.train_labels.numpy()[rows[:half]] for rows, half in zip(self._rows, halves)]
-        self._wrong = rng.random(self._first[-1]) < self.corrupted
-        others = rng.integers(1, self._images.classes, self._first[-1])
-        self._labels = (np.concatenate(labels) + self._wrong * others) % self._images.classes
+        permuted = [halving.permutation(rows) for rows in self._rows]
+        self._training = Parts.of([rows[: len(rows) // 2] for rows in permuted])
+        self._validation = Parts.of([rows[len(rows) // 2 :][: len(rows) // 2] for rows in permuted])
+        rng, rows = generator(seed, "corrupted labels"), self._training.rows
+        self._wrong = rng.random(len(rows)) < self.corrupted
+        others = rng.integers(1, self._images.classes, len(rows))
+        self._labels = (self._images.train_labels.numpy()[rows] + self._wrong * others) % self._images.classes
 
     def variables(self) -> Blocks:
-        return Blocks(x={"logits": (int(self._first[-1]),)}, y=self.network)
+        return Blocks(x={"logits": (len(self._labels),)}, y=self.network)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return weights of 1/2, and random parameters of the network."""
         return {"y": self.model.start(self.network, rng)}
 
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client]) // 2
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return self._training.sizes[clients]
 
     def client_labels(self, client: int) -> np.ndarray:
         """Return the correct labels of the training samples."""
-        return super().client_labels(client)[: self.client_size(client)]
+        return self._images.train_labels.numpy()[self._training[client]]
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return training samples, their labels and coordinates of x, validation samples and their labels."""
-        half, first = self.client_size(client), self._first[client]
-        rows = torch.from_numpy(self._rows[client][: 2 * half])
-        samples, labels = self._images.train[rows], self._images.train_labels[rows]
-        positions = torch.arange(first, first + half)
-        given = torch.from_numpy(self._labels[first : first + half])
-        return samples[:half], given, positions, samples[half:], labels[half:]
+        training, validation = (part.of_clients(clients) for part in (self._training, self._validation))
+        positions = self._training.positions(clients)
+        columns = (
+            self._images.train[training],
+            torch.from_numpy(self._labels[positions]),
+            torch.from_numpy(positions),
+            self._images.train[validation],
+            self._images.train_labels[validation],
+        )
+        return columns, self._training.sizes[clients]
 
     def upper(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return F.cross_entropy(self.model(y, batch[3]), batch[4])

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from mpifed.base.settings import problem_settings
 from mpifed.core.metrics import group_metric_name
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.data import Grouping
@@ -36,11 +36,11 @@ class Grouped(LabelledImages):
 
     def train_groups(self) -> np.ndarray:
         """Return the groups of the training samples of all clients, one client after the other, ``[n]``."""
-        return self._grouping.numbers["train"][np.concatenate(self._rows)]
+        return self._grouping.numbers["train"][self._rows.rows]
 
-    def client_groups(self, client: int) -> torch.Tensor:
-        """Return the groups of a client's samples, ``[n]``."""
-        return torch.from_numpy(self._grouping.numbers["train"][self._rows[client]])
+    def groups_of(self, clients: np.ndarray) -> torch.Tensor:
+        """Return the groups of the samples of clients, one client after the other, ``[n]``."""
+        return torch.from_numpy(self._grouping.numbers["train"])[self._rows.of_clients(clients)]
 
     def test_groups(self) -> np.ndarray:
         """Return the groups of the held-out samples, ``[n]``."""
@@ -99,13 +99,13 @@ class FairClassification(Grouped, Minimax):
             "y": torch.full((count,), 1 / count, dtype=torch.float64),
         }
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return images ``[n, c, h, w]``, labels ``[n]``, 1/π of each sample's class or group ``[n]`` and,
         for ``groups``, its group ``[n]``."""
-        images, labels = super().client_data(client)
-        group = self.client_groups(client)
+        (images, labels), sizes = super().client_rows(clients)
+        group = self.groups_of(clients)
         data = images, labels, self._inverse_share[group]
-        return data if self.groups is None else (*data, group)
+        return (data if self.groups is None else (*data, group)), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels, inverse_share, *groups = batch

@@ -9,13 +9,15 @@ of MFCGD has d² elements. With 8 filters, ``conv4`` has d = 1,877 (a Jacobian o
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import choice, problem_settings
-from mpifed.core.problem import Named
+from mpifed.core.problem import Batch, Named
 from mpifed.core.streams import generator
 from mpifed.data import DATASETS, USER_DATASETS, Labelled, Omniglot, load_omniglot, read
 from mpifed.data.user_functions import UserFunction
@@ -27,6 +29,21 @@ __all__ = ["FewShotMAML", "TaskDataset"]
 #: Number of drawings per character of Omniglot, and number of features of the smallest images of other data
 #: sets.
 _DRAWINGS, _MIN_FEATURES = 20, 64
+
+
+class _Pool(NamedTuple):
+    """Images from which tasks are drawn.
+
+    Attributes:
+        images: the images of a data set.
+        classes: the index in ``images`` of the images of each class.
+        number: number of images per class.
+    """
+
+    images: Any
+    classes: list[Any]
+    number: int
+
 
 #: A data set from which tasks are drawn.
 TaskDataset = choice("data set", USER_DATASETS, UserFunction, names=("omniglot", *DATASETS))
@@ -61,15 +78,19 @@ class FewShotMAML(NetworkMAML):
     maximised = frozenset({"accuracy"})
 
     def footprint(self) -> int:
+        return self.tests * self.client_footprint()
+
+    def client_footprint(self) -> int:
         omniglot = self.dataset == "omniglot"
         per_class = min(self.samples, _DRAWINGS) * self.size**2 if omniglot else _MIN_FEATURES
-        return 4 * (self.clients + self.tests) * self.ways * per_class
+        return 4 * self.ways * per_class
 
     def read_once(self, data_dir: str | None = None) -> Omniglot | Labelled:
         return load_omniglot(data_dir) if self.dataset == "omniglot" else read(self.dataset, data_dir)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read the images and draw the tasks. A client's task depends only on the seed and its number.
+        """Read the images and draw the held-out tasks. A client's task depends only on the seed and the
+        client's number, and is drawn when it is asked for.
 
         Raises:
             ValueError: the data have too few classes or images, or the model does not accept the images.
@@ -77,33 +98,33 @@ class FewShotMAML(NetworkMAML):
         data = self.read_once(data_dir)
         self.files = data.files
         train, test = self._pools(data)
-        if (images := min(map(len, test))) <= self.shots or self.ways > len(train):
+        if test.number <= self.shots or self.ways > len(train.classes):
             raise ValueError(
                 f"{self.dataset}: expected at least ways = {self.ways} classes, and more than shots = "
                 f"{self.shots} test images per class, at most samples = {self.samples} of which are used, "
-                f"got {len(train)} classes and {images} images"
+                f"got {len(train.classes)} classes and {test.number} images"
             )
-        self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
-        self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
-        self.network = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
+        self._seed, self._train = seed, train
+        self._held_out = [self._task(test, "few-shot test", number) for number in range(self.tests)]
+        self.network = self.model.shapes(tuple(self._held_out[0].shape[2:]), self.ways)
         self.test_rows = self.tests
 
-    def _pools(self, images: Omniglot | Labelled) -> list:
-        """Return the images of each training class and of each test class."""
+    def _pools(self, images: Omniglot | Labelled) -> list[_Pool]:
+        """Return the training images and the test images."""
         if isinstance(images, Omniglot):
-            return [images.background[:, : self.samples], images.evaluation[:, : self.samples]]
+            sets, number = (images.background, images.evaluation), min(self.samples, _DRAWINGS)
+            return [_Pool(part, [(c, slice(number)) for c in range(len(part))], number) for part in sets]
         pools = []
         for samples, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
             number = min(self.samples, int(torch.bincount(labels, minlength=images.classes).min()))
-            pools.append(
-                [samples[torch.nonzero(labels == c).flatten()[:number]] for c in range(images.classes)]
-            )
+            rows = [torch.nonzero(labels == c).flatten()[:number] for c in range(images.classes)]
+            pools.append(_Pool(samples, rows, number))
         return pools
 
-    def _task(self, pool, seed: int, purpose: str, number: int) -> torch.Tensor:
+    def _task(self, pool: _Pool, purpose: str, number: int) -> torch.Tensor:
         """Return the images of a task's classes, ``[n, ways, c, h, w]``."""
-        chosen = generator(seed, purpose, number).choice(len(pool), self.ways, replace=False)
-        return torch.stack([self._images(pool[c]) for c in chosen], dim=1)
+        chosen = generator(self._seed, purpose, number).choice(len(pool.classes), self.ways, replace=False)
+        return torch.stack([self._images(pool.images[pool.classes[c]]) for c in chosen], dim=1)
 
     def _images(self, drawings: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Return images ``[n, c, h, w]``; drawings of Omniglot, bool ``[n, 105, 105]``, are averaged."""
@@ -111,12 +132,13 @@ class FewShotMAML(NetworkMAML):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return images ``[n, ways, c, h, w]``, one image per class in each row."""
-        return (self._tasks[client],)
+        tasks = [self._task(self._train, "few-shot", client) for client in clients.tolist()]
+        return (torch.cat(tasks),), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return len(self._tasks[client])
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.full_like(clients, self._train.number)
 
     def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         (images,) = batch

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
@@ -51,6 +51,7 @@ class FiniteMax(Minimax):
         return self.functions * (per_number * self.clients * (self.d + 1) + 16 * self.d**2)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · functions · d) memory."""
         rng, stream = generator(seed, "finite max"), Stream(seed, "finite max", np.arange(self.clients))
         n, d, k = self.functions, self.d, self.active
         weights = rng.uniform(0.5, 1.5, n) * (np.arange(n) < k)
@@ -75,13 +76,13 @@ class FiniteMax(Minimax):
         y = torch.full((self.functions,), 1 / self.functions, dtype=torch.float64)
         return {"x": torch.from_numpy(start), "y": y}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: P ``[1, n, d, d]``, the client's (q, c) ``[1, n, d + 1]`` and x* ``[1, d]``."""
-        rows = self._P, self._linear[client], self._x
-        return tuple(torch.from_numpy(np.array(row))[None] for row in rows)
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: P ``[C, n, d, d]``, its (q, c) ``[C, n, d + 1]`` and x* ``[C, d]``."""
+        P, star = (torch.from_numpy(one).expand(len(clients), *one.shape) for one in (self._P, self._x))
+        return (P, torch.from_numpy(self._linear[clients]), star), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ∇F(x) y and F(x). All rows of a batch are the client's only row."""

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Named
+from mpifed.core.problem import Batch, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import L1Box, Proximal, Zero
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
@@ -70,6 +70,7 @@ class AffineGame(Affine):
         return ((BYTES_PER_DRAW if spread else 24) * self.clients + 24) * self.d**2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · d²) memory."""
         rng, stream = generator(seed, "affine game"), Stream(seed, "affine game", np.arange(self.clients))
         u, start = rng.standard_normal((2, self.d))
         solution = self.phi(torch.from_numpy(u), 1.0).numpy()
@@ -102,9 +103,10 @@ class AffineGame(Affine):
     def variables(self) -> Blocks:
         return Blocks(z={"z": (self.d,)})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: A_n ``[1, d, d]`` and b_n ``[1, d]``."""
-        return torch.from_numpy(self._A[client][None]), torch.from_numpy(self._b[client][None])
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: A_n ``[C, d, d]`` and b_n ``[C, d]``."""
+        columns = torch.from_numpy(self._A[clients]), torch.from_numpy(self._b[clients])
+        return columns, self.client_sizes(clients)
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         A, b = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only row
@@ -143,6 +145,7 @@ class Bilinear(Coupled):
         return per_client * self.clients + 32 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · dx dy) memory."""
         rng, stream = generator(seed, "bilinear"), Stream(seed, "bilinear", np.arange(self.clients))
         start, u = rng.standard_normal((2, self.dx + self.dy)) * [[float(self.start == "normal")], [2.0]]
         solution = self.phi(torch.from_numpy(u), 1.0).numpy()
@@ -192,6 +195,7 @@ class L1BoxBilinear(Coupled):
         return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · dx dy) memory."""
         rng, stream = generator(seed, "l1 box"), Stream(seed, "l1 box", np.arange(self.clients))
         A, b = rng.uniform(-1, 1, (self.dy, self.dx)), rng.uniform(-1, 1, self.dy)
         start = rng.uniform(-self.bound, self.bound, self.dx + self.dy)

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Named
+from mpifed.core.problem import Batch, Named
 from mpifed.core.records import Blocks
 from mpifed.data import Dataset, Labelled, Partition, read
 from mpifed.data.augmentation import Augmented
-from mpifed.data.partition import IID, divide
+from mpifed.data.partition import IID, Parts, divide
 from mpifed.data.samples import Split, hold_out, splits, splits_of
 from mpifed.models import Linear, Model
 
@@ -30,8 +30,8 @@ RESIDENT = 2**30
 class HeldOut:
     """Base class of problems whose metrics are computed on the samples ``_held_out`` of one split.
 
-    In ``prepare``, a subclass sets ``_splits`` and ``_rows``, the row numbers of every client's samples, and
-    then calls ``_hold_out_locally`` and ``_select_split("test")``.
+    In ``prepare``, a subclass sets ``_splits`` and ``_rows``, the row numbers of the clients' samples
+    (:class:`Parts`), and then calls ``_hold_out_locally`` and ``_select_split("test")``.
 
     Attributes:
         split: the split on which metrics are computed: "test", another split, or the number of a client.
@@ -66,27 +66,30 @@ class HeldOut:
     def _hold_out_locally(self, seed: int) -> None:
         """Hold out the share ``local_test`` of every class of each client's samples.
 
+        The clients' samples are drawn one client after the other.
+
         Raises:
             ValueError: nothing of a client would be held out, or nothing would remain.
         """
         self._local = self._rows  # the rows on which a client is evaluated
         if self.local_test:
             labels = self._splits["train"].all_labels
-            parts = []
+            trained, local = [], []
             for client, rows in enumerate(self._rows):
                 try:
-                    parts.append(hold_out(labels[rows], self.local_test, seed, "local_test", client))
+                    rest, held = hold_out(labels[rows], self.local_test, seed, "local_test", client)
                 except ValueError as error:
                     raise ValueError(f"client {client}: {error}") from None
-            self._local = [rows[held] for rows, (_, held) in zip(self._rows, parts)]
-            self._rows = [rows[rest] for rows, (rest, _) in zip(self._rows, parts)]
+                trained.append(rows[rest])
+                local.append(rows[held])
+            self._rows, self._local = Parts.of(trained), Parts.of(local)
 
     def _select_split(self, split: str | int) -> None:
         """Use the samples of a split, or of the client with this number, as held-out samples."""
         train = self._splits["train"]
         selected: Split = train.select(self._local[split]) if isinstance(split, int) else self._splits[split]
         if split == "train":  # only the clients' samples
-            selected = train.select(np.sort(np.concatenate(self._rows)))
+            selected = train.select(np.sort(self._rows.rows))
         self._held_out, self._resident = selected, {}
         self.split, self.test_rows = split, len(self._held_out)
 
@@ -107,8 +110,8 @@ class HeldOut:
     def test_labels(self) -> np.ndarray:
         return self._held_out.labels
 
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return self._rows.sizes[clients]
 
     def client_labels(self, client: int) -> np.ndarray:
         return self._splits["train"].all_labels[self._rows[client]]
@@ -151,10 +154,10 @@ class LabelledImages(HeldOut, Augmented):
         """Return random initial parameters of the network; other blocks start at 0."""
         return {"x": self.model.start(self.network, rng)}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
-        rows = torch.from_numpy(self._rows[client])
-        return self._images.train[rows], self._images.train_labels[rows]
+        rows = self._rows.of_clients(clients)
+        return (self._images.train[rows], self._images.train_labels[rows]), self._rows.sizes[clients]
 
     def class_names(self) -> list[str]:
         return list(self._images.names)

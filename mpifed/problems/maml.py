@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Composition, Named
+from mpifed.core.problem import Batch, Composition, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 
@@ -100,6 +100,7 @@ class LinearMAML(MAML):
         return max(rows, 32 * self.clients * self.d**2)  # the Hessians for the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · samples · d) memory."""
         numbers = np.arange(self.clients)
         centre = generator(seed, "maml").standard_normal(self.d)
         tasks = centre + self.s * Stream(seed, "maml task", numbers).normal(self.d)
@@ -112,12 +113,13 @@ class LinearMAML(MAML):
     def variables(self) -> Blocks:
         return Blocks(x={"w": (self.d,)})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return features ``[n, d]`` and targets ``[n]``."""
-        return self._features[client], self._targets[client]
+        columns = tuple(one[clients].flatten(0, 1) for one in (self._features, self._targets))
+        return columns, self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return self.samples
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.full_like(clients, self.samples)
 
     def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         features, targets = batch

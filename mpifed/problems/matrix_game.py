@@ -50,6 +50,7 @@ class MatrixGame(Coupled):
         return self.clients * per_client + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · dx dy) memory."""
         rng, stream = generator(seed, "matrix game"), Stream(seed, "matrix game", np.arange(self.clients))
         A = rng.uniform(-1, 1, (self.dx, self.dy))
         lengths = [rng.exponential(size=size) for size in (self.dx, self.dy)]

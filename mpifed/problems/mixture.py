@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
@@ -122,10 +122,10 @@ class ClientMixture(LabelledImages, _Mixture):
         weights = torch.full((self.clients,), 1 / self.clients, dtype=torch.float64)
         return {"x": self.model.start(self.network, rng), "y": weights}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return images ``[n, c, h, w]``, labels ``[n]`` and the number of the client ``[n]``."""
-        images, labels = super().client_data(client)
-        return images, labels, torch.full_like(labels, client)
+        (images, labels), sizes = super().client_rows(clients)
+        return (images, labels, torch.from_numpy(np.repeat(clients, sizes))), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels, client = batch
@@ -208,13 +208,15 @@ class QuadraticMixture(_Mixture):
         start = torch.from_numpy(self._x + self.scale * rng.standard_normal(self.d))
         return {"x": start, "y": torch.full((self.clients,), 1 / self.clients, dtype=torch.float64)}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: the diagonal of A_n, g_n and x* ``[1, d]``, c_n and the client's number ``[1]``."""
-        rows = self._A[client], self._g[client], self._x, self._c[client], client
-        return tuple(torch.as_tensor(np.array(row))[None] for row in rows)
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: the diagonal of A_n, g_n and x* ``[C, d]``, c_n and the client's number
+        ``[C]``."""
+        star = np.repeat(self._x[None], len(clients), axis=0)
+        columns = self._A[clients], self._g[clients], star, self._c[clients], clients
+        return tuple(map(torch.from_numpy, columns)), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return N λ_n ∇ℓ_n(x) and N ℓ_n(x) e_n - ρ ∇r(λ). All rows of a batch are the client's only row."""

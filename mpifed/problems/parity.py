@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Box, Sets
 from mpifed.problems.fair import Grouped
@@ -68,7 +68,7 @@ class GroupParity(Grouped, Minimax):
                 "FairClassification with groups"
             )
         self._grouping = self._images.grouping(self.groups)
-        counted = self._counted(self._images.train_labels.numpy()[np.concatenate(self._rows)])
+        counted = self._counted(self._images.train_labels.numpy()[self._rows.rows])
         counts = np.bincount(self.train_groups(), weights=counted, minlength=len(self._grouping.names))
         if lacking := np.flatnonzero(counts == 0).tolist():
             name = self._grouping.names[lacking[0]]
@@ -84,13 +84,13 @@ class GroupParity(Grouped, Minimax):
     def variables(self) -> Blocks:
         return Blocks(x=self.network, y={"y": (len(self._grouping.names),)})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return samples ``[n, ...]`` and labels, groups, and weights of the samples in s_g and in s,
         ``[n]``."""
-        images, labels = super().client_data(client)
-        groups, counted = self.client_groups(client), torch.from_numpy(self._counted(labels.numpy())).double()
+        (images, labels), sizes = super().client_rows(clients)
+        groups, counted = self.groups_of(clients), torch.from_numpy(self._counted(labels.numpy())).double()
         in_group = counted * torch.from_numpy(self._inverse_shares)[groups]
-        return images, labels, groups, in_group, counted * self._inverse_share
+        return (images, labels, groups, in_group, counted * self._inverse_share), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels, groups, in_group, in_all = batch

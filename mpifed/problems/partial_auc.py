@@ -33,11 +33,12 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Minimisation, Named
+from mpifed.core.problem import Batch, Minimax, Minimisation, Named
 from mpifed.core.ranking import PartialAUC, TwoWayPartialAUC
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Box, Sets
 from mpifed.core.streams import generator
+from mpifed.data.partition import Parts
 from mpifed.problems.deep_auc import ImageRanking
 
 __all__ = ["OneWayPAUC", "TwoWayPAUC"]
@@ -70,7 +71,7 @@ class _Pairs(ImageRanking):
                 negative samples.
         """
         super().prepare(seed, data_dir)
-        pairing, self._pairs, sizes = generator(seed, "pairs"), [], []
+        pairing, pairs = generator(seed, "pairs"), []
         for client, rows in enumerate(self._rows):
             positive = self._positive[rows].numpy()
             sides = [pairing.permutation(rows[side]) for side in (positive, ~positive)]
@@ -79,9 +80,8 @@ class _Pairs(ImageRanking):
                     f"expected positive and negative samples of every client, found {len(sides[0])} positive "
                     f"and {len(sides[1])} negative samples of client {client}: choose another partition"
                 )
-            self._pairs.append(sides)
-            sizes.append(len(sides[0]))
-        self._first = np.cumsum([0, *sizes])
+            pairs.append(sides)
+        self._above_rows, self._below_rows = map(Parts.of, zip(*pairs))
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network; all other variables of x start at 0."""
@@ -90,23 +90,34 @@ class _Pairs(ImageRanking):
         start = self.model.start(self.network, rng)
         return {"x": torch.cat([start, torch.zeros(more, dtype=start.dtype)])}
 
-    def client_size(self, client: int) -> int:
-        return max(map(len, self._pairs[client]))
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.maximum(self._above_rows.sizes[clients], self._below_rows.sizes[clients])
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return positive samples ``[n, ...]``, their coordinates of s and weights ``[n]``, negative samples
         and their weights."""
-        n, samples, columns = self.client_size(client), self._splits["train"].samples, []
-        for rows in self._pairs[client]:
-            places = np.arange(n) % len(rows)
-            weights = n / (len(rows) * np.bincount(places))[places]
-            columns += [samples[torch.from_numpy(rows[places])], torch.from_numpy(weights)]
-        coordinates = self._first[client] + torch.arange(n) % len(self._pairs[client][0])
-        return columns[0], coordinates, *columns[1:]
+        samples, sizes = self._splits["train"].samples, self.client_sizes(clients)
+        steps = np.arange(sizes.sum()) - np.repeat(
+            np.cumsum(sizes) - sizes, sizes
+        )  # 0, 1, ... of each client
+        total, columns = np.repeat(sizes, sizes), []
+        for side in (self._above_rows, self._below_rows):
+            length = np.repeat(side.sizes[clients], sizes)
+            places = steps % length  # the shorter side is repeated
+            times = (total - places - 1) // length + 1  # that a sample occurs
+            positions = np.repeat(side.starts(clients), sizes) + places
+            rows, weights = side.rows[positions], total / (length * times)
+            columns += [
+                samples[torch.from_numpy(rows)],
+                torch.from_numpy(positions),
+                torch.from_numpy(weights),
+            ]
+        return (*columns[:4], columns[5]), sizes
 
     def client_labels(self, client: int) -> np.ndarray:
         """Return the classes of the positive and then of the negative samples."""
-        return self._splits["train"].all_labels[np.concatenate(self._pairs[client])]
+        rows = np.concatenate([self._above_rows[client], self._below_rows[client]])
+        return self._splits["train"].all_labels[rows]
 
     def cvar(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return g_i of the positive samples of a batch, ``[b]``."""
@@ -133,7 +144,7 @@ class OneWayPAUC(_Pairs, Minimisation):
     maximised = frozenset({"auc", "partial_auc"})
 
     def variables(self) -> Blocks:
-        return Blocks(x=self.x_with(s=(int(self._first[-1]),)))
+        return Blocks(x=self.x_with(s=(len(self._above_rows.rows),)))
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return (batch[2] * self.cvar(x, batch)).mean()
@@ -172,12 +183,12 @@ class TwoWayPAUC(_Pairs, Minimax):
     sets = Sets(y=Box(0.0, 1.0))
 
     def variables(self) -> Blocks:
-        n = int(self._first[-1])
+        n = len(self._above_rows.rows)
         return Blocks(x=self.x_with(s=(n,), threshold=(1,)), y={"y": (n,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return random initial parameters of the network and y = θ_0; s and s' start at 0."""
-        start = torch.full((int(self._first[-1]),), self.theta_0, dtype=torch.float64)
+        start = torch.full((len(self._above_rows.rows),), self.theta_0, dtype=torch.float64)
         return super().initial(rng) | {"y": start}
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -189,12 +200,12 @@ class TwoWayPAUC(_Pairs, Minimax):
     def best_response(self, x: Named) -> torch.Tensor:
         """Return y_i = 1 where g_i > s', and 0 elsewhere, ``[n]``."""
         like, selected = x["s"], []
-        for client, (positive, _) in enumerate(self._pairs):
+        for client, size in enumerate(self._above_rows.sizes.tolist()):
             columns = [c.to(like.device) for c in self.client_data(client)]
             samples, coordinates, weights, *negative = columns
             negative[0] = negative[0].to(like)
-            for part in range(0, len(positive), CHUNK):
-                rows = slice(part, min(part + CHUNK, len(positive)))
+            for part in range(0, size, CHUNK):
+                rows = slice(part, min(part + CHUNK, size))
                 batch = samples[rows].to(like), coordinates[rows], weights[rows], *negative
                 selected.append(self.cvar(x, batch) > x["threshold"])
         return torch.cat(selected).to(like)

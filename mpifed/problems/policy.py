@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 
@@ -108,15 +108,15 @@ class MSPBE(Minimax):
         """Return a normal θ; w starts at 0."""
         return {"x": torch.from_numpy(rng.standard_normal(self.d))}
 
-    def _transitions(self, client: int) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.from_numpy(column[client]) for column in self._columns)
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray] | None:
+        """Return φ ``[n, d]``, r ``[n]`` and φ' ``[n, d]``; ``None`` for ``sampling = "markov"``."""
+        if self.sampling == "markov":
+            return None
+        columns = (torch.from_numpy(column[clients]).flatten(0, 1) for column in self._columns)
+        return tuple(columns), self.client_sizes(clients)
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return φ ``[n, d]``, r ``[n]`` and φ' ``[n, d]``; nothing for ``sampling = "markov"``."""
-        return self._transitions(client) if self.sampling == "iid" else ()
-
-    def client_size(self, client: int) -> int:
-        return self.samples
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.full_like(clients, self.samples)
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """For ``sampling = "markov"``, return consecutive transitions; the first follows the last one."""
@@ -129,7 +129,9 @@ class MSPBE(Minimax):
 
     def full_batch(self, client: int) -> tuple[torch.Tensor, ...] | None:
         """Return all transitions for ``sampling = "markov"``."""
-        return self._transitions(client) if self.sampling == "markov" else None
+        if self.sampling == "iid":
+            return None
+        return tuple(torch.from_numpy(column[client]) for column in self._columns)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         phi, r, after = batch

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
@@ -69,6 +69,7 @@ class QuadraticNCPL(Minimax):
         return (per_entry * self.clients + 32) * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · (dx + dy)²) memory."""
         rng, stream = generator(seed, "quadratic"), Stream(seed, "quadratic", np.arange(self.clients))
         self._point = rng.standard_normal(self.dx + self.dy)
         vectors = around(np.zeros(self.dx + self.dy), self.heterogeneity, stream)
@@ -104,12 +105,13 @@ class QuadraticNCPL(Minimax):
         sizes = {"x": self.dx, "y": self.dy}
         return {block: torch.from_numpy(self.scale * rng.standard_normal(d)) for block, d in sizes.items()}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: the Hessian ``[1, dx + dy, dx + dy]`` and (p_n, s_n) ``[1, dx + dy]``."""
-        return torch.from_numpy(self._H[client][None]), torch.from_numpy(self._g[client][None])
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: the Hessian ``[C, dx + dy, dx + dy]`` and (p_n, s_n) ``[C, dx + dy]``."""
+        columns = torch.from_numpy(self._H[clients]), torch.from_numpy(self._g[clients])
+        return columns, self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return H(x, y) + (p_n, s_n). All rows of a batch are the client's only row."""
@@ -183,6 +185,7 @@ class TwoSidedPL(Minimax):
         return BYTES_PER_DRAW * self.clients * 2 * self.d
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · d) memory."""
         stream = Stream(seed, "two-sided", np.arange(self.clients))
         t = np.exp(self.scaling * stream.normal(1)[:, 0])
         self._t = t / t.mean()
@@ -199,12 +202,13 @@ class TwoSidedPL(Minimax):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         return {block: torch.from_numpy(self.scale * rng.standard_normal(self.d)) for block in "xy"}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: t_n ``[1, 1]`` and (a_n, b_n) ``[1, 2d]``."""
-        return torch.from_numpy(self._t[client][None]), torch.from_numpy(self._shifts[client][None].copy())
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: t_n ``[C, 1]`` and (a_n, b_n) ``[C, 2d]``."""
+        columns = torch.from_numpy(self._t[clients]), torch.from_numpy(self._shifts[clients])
+        return columns, self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return t_n ∇f + (a_n, b_n). All rows of a batch are the client's only row."""

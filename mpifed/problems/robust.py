@@ -8,12 +8,13 @@ amount of data. All samples and clients share one ν, which starts at 0.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
 from mpifed.models import MLP, Model
@@ -46,10 +47,10 @@ class RobustRegression(LabelledImages, Minimax):
     def variables(self) -> Blocks:
         return Blocks(x=self.network, y={"nu": self._images.shape})
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""
-        images, labels = super().client_data(client)
-        return images, F.one_hot(labels, self._images.classes).double()
+        (images, labels), sizes = super().client_rows(clients)
+        return (images, F.one_hot(labels, self._images.classes).double()), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, targets = batch

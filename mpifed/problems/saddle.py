@@ -9,11 +9,14 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream
 
 __all__ = ["Saddle"]
+
+#: Number of random numbers that are drawn at once.
+MAX_DRAWN = 2**18
 
 
 @problem_settings
@@ -38,16 +41,45 @@ class Saddle(Minimax):
     source = "Huang et al. 2024, eq. 12"
     cites = ("huang2024adafgda",)
 
+    @property
+    def _block(self) -> int:
+        """Number of clients that are drawn at once for the means over all clients."""
+        # NumPy adds the rows of an array one after another, so that blocks do not change a bit of the sum. A
+        # single column is added in pairs.
+        return max(1, MAX_DRAWN // self.d) if self.d > 1 else self.clients
+
     def footprint(self) -> int:
-        return BYTES_PER_DRAW * self.clients * (self.d + 1)
+        return 16 * self.clients + BYTES_PER_DRAW * min(self.clients, self._block) * (self.d + 1)
+
+    def client_footprint(self) -> int:
+        return 4 * (self.d + 1)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        stream = Stream(seed, "saddle", np.arange(self.clients))
-        self._t = self.t_max * stream.uniform()[:, 0]
-        self._b = self.s * stream.normal(self.d)[:, 0]
+        """Compute the t_k and the mean of the b'_k of all clients, in O(clients · d) time on every rank.
+
+        Only the t_k are stored; the b_k of clients are drawn again when they are asked for.
+        """
+        self._seed, self._centre = seed, 0.0
+        self._t, self._mean = self._all_clients()
         if self.centred:
-            self._b -= self._b.mean(axis=0)
+            # Rounding makes the mean of the centred b_k differ from 0; best_response() computes it.
+            self._centre, self._mean = self._mean, None
         self._solution = self.solution()
+
+    def _drawn(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return t_k ``[C]`` and b_k ``[C, d]`` of clients."""
+        stream = Stream(self._seed, "saddle", clients)
+        t = self.t_max * stream.uniform()[:, 0]
+        return t, self.s * stream.normal(self.d)[:, 0] - self._centre
+
+    def _all_clients(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return t_k of all clients ``[N]``, and the mean of the b_k ``[d]``."""
+        t, total = np.empty(self.clients), None
+        for first in range(0, self.clients, self._block):
+            clients = np.arange(first, min(first + self._block, self.clients))
+            t[clients], b = self._drawn(clients)
+            total = np.add.reduce(b if total is None else np.concatenate([total[None], b]))
+        return t, total / self.clients
 
     def variables(self) -> Blocks:
         return Blocks(x={"x": (self.d,)}, y={"y": (self.d,)})
@@ -57,12 +89,12 @@ class Saddle(Minimax):
             return {}
         return {block: torch.from_numpy(rng.standard_normal(self.d)) for block in "xy"}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return one row: t_k ``[1]`` and b_k ``[1, d]``."""
-        return torch.from_numpy(self._t[client : client + 1]), torch.from_numpy(self._b[client : client + 1])
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Return a row per client: t_k ``[C]`` and b_k ``[C, d]``."""
+        return tuple(map(torch.from_numpy, self._drawn(clients))), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return 1
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.ones_like(clients)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return τx - t_k y and b_k - y - t_k x. All rows of a batch are the client's only row."""
@@ -77,13 +109,15 @@ class Saddle(Minimax):
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The saddle point (x*, y*), each ``[d]`` float64: (τ + t̄²) x* = t̄ b̄, y* = b̄ - t̄ x*."""
         t = self._t.mean()
-        b = np.zeros(self.d) if self.centred else self._b.mean(axis=0)
+        b = np.zeros(self.d) if self.centred else self._mean
         x = t / (self.tau + t**2) * b
         return torch.from_numpy(x), torch.from_numpy(b - t * x)
 
     def best_response(self, x: Named) -> torch.Tensor:
         """Return y*(x) = b̄ - t̄ x of the mean over the clients, ``[d]`` float64."""
-        return torch.from_numpy(self._b.mean(axis=0) - self._t.mean() * x["x"].cpu().double().numpy())
+        if self._mean is None:
+            self._mean = self._all_clients()[1]
+        return torch.from_numpy(self._mean - self._t.mean() * x["x"].cpu().double().numpy())
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         points, stars = (x["x"], y["y"]), self._solution

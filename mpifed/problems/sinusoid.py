@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Named
+from mpifed.core.problem import Batch, Named
 from mpifed.core.streams import BYTES_PER_DRAW, Stream
 from mpifed.models import MLP, Model
 from mpifed.problems.maml import NetworkMAML
@@ -40,28 +40,32 @@ class SinusoidMAML(NetworkMAML):
     cites = ("huang_nd_mfcgd", "finn2017maml")
 
     def footprint(self) -> int:
-        rows = self.clients * self.samples
-        return max(BYTES_PER_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
+        return (16 * GRID + BYTES_PER_DRAW * self.shots) * self.tests
+
+    def client_footprint(self) -> int:
+        return 8 * self.samples
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Create the tasks and their rows, which depend only on the seed and the client's number.
+        """Create the held-out tasks. A client's task and rows depend only on the seed and the client's
+        number, and are drawn when they are asked for.
 
         Raises:
             ValueError: the model does not accept samples with one feature.
         """
         self.network = self.model.shapes((1,), outputs=1)
-        clients = Stream(seed, "sinusoid", np.arange(self.clients))
-        (self._inputs, self._targets), _ = _rows(clients, self.samples)
+        self._seed = seed
         held_out = Stream(seed, "sinusoid test", np.arange(self.tests))
-        self._support, self._query = _rows(held_out, self.shots)
+        grid = np.broadcast_to(np.linspace(-5, 5, GRID), (self.tests, 1, GRID))
+        self._support, self._query = _rows(held_out, self.shots, grid)
         self.test_rows = self.tests
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return inputs and targets, each ``[n, 1]``."""
-        return self._inputs[client], self._targets[client]
+        (columns,) = _rows(Stream(self._seed, "sinusoid", clients), self.samples)
+        return tuple(column.flatten(0, 1) for column in columns), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return self.samples
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.full_like(clients, self.samples)
 
     def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         inputs, targets = batch
@@ -88,12 +92,16 @@ class SinusoidMAML(NetworkMAML):
         return {**self.exact(x), "test_error": before, "adapted_error": after}
 
 
-def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return (inputs, targets) of each task at random points and on the grid, ``[tasks, rows, 1]`` each."""
+def _rows(stream: Stream, rows: int, *points: np.ndarray) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return (inputs, targets) of each task, ``[tasks, rows, 1]`` each.
+
+    Args:
+        rows: number of random points.
+        points: further points, ``[tasks, 1, rows]`` each.
+
+    Returns:
+        The pairs at the random points, and those at each of the ``points``.
+    """
     amplitude, phase = 0.1 + 4.9 * stream.uniform(1), math.pi * stream.uniform(1)
-    points = (
-        10 * stream.uniform(rows) - 5,
-        np.broadcast_to(np.linspace(-5, 5, GRID), (len(stream.clients), 1, GRID)),
-    )
-    parts = ((t, amplitude * np.sin(t - phase)) for t in points)
+    parts = ((t, amplitude * np.sin(t - phase)) for t in (10 * stream.uniform(rows) - 5, *points))
     return tuple(tuple(torch.from_numpy(column[:, 0, :, None].copy()) for column in part) for part in parts)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
@@ -44,6 +44,7 @@ class SoftplusSaddle(Minimax):
         return BYTES_PER_DRAW * self.clients * per_client
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Draw all N clients on every rank, as the solution needs: O(N · samples · (dx + dy)) memory."""
         rng, stream = generator(seed, "softplus"), Stream(seed, "softplus", np.arange(self.clients))
         k = min(self.dx, self.dy)
         columns = rotation(rng, self.dx)[:, :k] * np.linspace(self.coupling, 0, k, endpoint=False)
@@ -93,14 +94,14 @@ class SoftplusSaddle(Minimax):
         sizes = {"x": self.dx, "y": self.dy}
         return {block: torch.from_numpy(rng.standard_normal(d)) for block, d in sizes.items()}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Return a_nj ``[n, dx]``, b_nj ``[n, dy]`` and, in each row, C_n, u_n and v_n."""
-        rows = (torch.from_numpy(one[client]) for one in (self._a, self._b))
-        fixed = (torch.from_numpy(one[client].copy()) for one in (self._C, self._u, self._v))
-        return *rows, *(one.expand(self.samples, *one.shape) for one in fixed)
+        rows = (one[clients].reshape(-1, one.shape[-1]) for one in (self._a, self._b))
+        fixed = (np.repeat(one[clients], self.samples, axis=0) for one in (self._C, self._u, self._v))
+        return tuple(map(torch.from_numpy, (*rows, *fixed))), self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
-        return self.samples
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.full_like(clients, self.samples)
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of f_n, with means over the rows of the batch."""

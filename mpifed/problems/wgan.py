@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
-from mpifed.core.problem import Minimax, Named
+from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream
 
@@ -84,13 +84,16 @@ class WGAN(Minimax):
             "y": torch.tensor(phi, dtype=torch.float64),
         }
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Return real data and z, each ``[samples]``, or an empty tuple if every batch is drawn."""
-        return (self._real[client], self._z[client]) if self.samples else ()
+    def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray] | None:
+        """Return real data and z, each ``[n]``, or ``None`` if every batch is drawn."""
+        if not self.samples:
+            return None
+        columns = self._real[clients].flatten(), self._z[clients].flatten()
+        return columns, self.client_sizes(clients)
 
-    def client_size(self, client: int) -> int:
+    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
         """Return ``samples``, or 1 if every batch is drawn: all clients have equal weights."""
-        return max(1, self.samples)
+        return np.full_like(clients, max(1, self.samples))
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """Return real data and z, each ``[C, count, size]``, or ``None`` if the pairs are fixed."""

@@ -21,6 +21,7 @@ from rich.table import Table
 from mpifed.base.console import Console
 from mpifed.base.log import escape_control, escape_mathtext
 from mpifed.config.job import Config, ConfigError
+from mpifed.core.problem import listed_clients, sizes_of
 from mpifed.storage.files import PNG_METADATA, is_figure, writing
 
 __all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "show_class_counts"]
@@ -31,12 +32,19 @@ MAX_COLUMNS, MAX_ROWS = 12, 40
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts:
-    """Number of samples by client and class ``[N, classes]``, and the names of the classes. Samples without
-    labels count as one class. ``clients`` are the clients' names, if they have names."""
+    """Number of samples by client and class, and the names of the classes.
+
+    Attributes:
+        counts: samples of all clients or of evenly spaced ones (:func:`listed_clients`), ``[C, classes]``.
+            Samples without labels count as one class.
+        total: number N of all clients.
+        clients: names of the clients, if they have names.
+    """
 
     title: str
     counts: np.ndarray
     names: list[str]
+    total: int
     clients: Sequence[str] = ()
 
 
@@ -55,10 +63,11 @@ def class_counts(config: Config) -> ClassCounts:
     if counted is None and not problem.client_data(0):
         raise ConfigError(f"{type(problem).__name__} generates its samples: clients store no data")
     counts, names = counted or (
-        np.array([[problem.client_size(client)] for client in range(problem.clients)]),
+        sizes_of(problem, np.arange(problem.clients))[:, None],
         ["samples"],
     )
-    return ClassCounts(title(config.table()), counts, names, getattr(problem, "client_names", ()))
+    clients = getattr(problem, "client_names", ())
+    return ClassCounts(title(config.table()), counts, names, len(counts), clients)
 
 
 def show_class_counts(config: Config, path: Path) -> None:
@@ -118,24 +127,29 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
 
 
 def draw_class_counts(samples: ClassCounts, file: Path | BinaryIO) -> None:
-    """Write a PNG to a path or an open file: one bar per client, stacked from its samples of each class."""
-    counts = samples.counts
-    clients, classes = counts.shape
+    """Write a PNG to a path or an open file: one bar per client, stacked from its samples of each class.
+
+    If there are many clients, evenly spaced ones are drawn.
+    """
+    counts = samples.counts[listed_clients(len(samples.counts))]
+    (clients, classes), last = counts.shape, samples.total - 1
     size = (min(14, 5 + 0.25 * clients), 4.5)
     figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
     axes = figure.subplots()
     colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(max(classes, 10))
     tops = np.concatenate([np.zeros((clients, 1), int), np.cumsum(counts, axis=1)], axis=1)
-    left, right = np.arange(clients) - 0.4, np.arange(clients) + 0.4
+    numbers, half = listed_clients(samples.total, clients), 0.4 * max(1, last / max(clients - 1, 1))
+    left, right = numbers - half, numbers + half
     for k, name in enumerate(samples.names):  # a collection per class; a patch per bar would take minutes
         low, high = tops[:, k], tops[:, k + 1]
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
         label = escape_mathtext(name)
         axes.add_collection(PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=label))
-    axes.set_xlim(-0.7, clients - 0.3)
+    axes.set_xlim(-half - 0.3, last + half + 0.3)
     axes.set_ylim(0, 1.04 * max(tops[:, -1].max(), 1))
     axes.xaxis.set_major_locator(MaxNLocator(min(clients + 1, 20), steps=[1, 2, 5, 10], integer=True))
-    axes.set(xlabel="client", ylabel="samples", title=escape_mathtext(samples.title))
+    note = f" ({clients:,} of {samples.total:,}, evenly spaced)" if clients < samples.total else ""
+    axes.set(xlabel=f"client{note}", ylabel="samples", title=escape_mathtext(samples.title))
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < classes <= MAX_COLUMNS:

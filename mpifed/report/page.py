@@ -247,7 +247,8 @@ def _partitions(settings: Sequence[Setting]) -> list[dict]:
     pictures = []
     for run in firsts.values():
         with io.BytesIO() as file:
-            draw_class_counts(ClassCounts(title(run.config), run.class_counts, run.classes), file)
+            clients = run.config["problem"]["clients"]
+            draw_class_counts(ClassCounts(title(run.config), run.class_counts, run.classes, clients), file)
             pictures.append({"title": title(run.config), "image": _uri(file.getvalue())})
     return pictures
 

@@ -19,7 +19,13 @@ import torch
 from mpifed.base.settings import suggest
 from mpifed.base.versions import versions
 from mpifed.core.metrics import Details
-from mpifed.core.problem import network_constants, network_parameters, user_point, user_problem
+from mpifed.core.problem import (
+    listed_clients,
+    network_constants,
+    network_parameters,
+    user_point,
+    user_problem,
+)
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import peak_memory
 from mpifed.parallel.reproducibility import machine
@@ -105,7 +111,8 @@ class Recorder:
         self.best: Best | None = None
         self._peak_memory: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
-        self._class_counts = config.problem.class_counts() if comm.rank == 0 else None
+        of = config.problem
+        self._class_counts = of.class_counts(listed_clients(of.clients).tolist()) if comm.rank == 0 else None
 
     def record_round(self) -> None:
         """Record the costs, and on rank 0 the iterates, of the last round."""

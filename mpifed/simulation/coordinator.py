@@ -32,7 +32,7 @@ from mpifed.core.participation import (
     read_trace,
     systematic_sample,
 )
-from mpifed.core.problem import DataFile, Problem
+from mpifed.core.problem import DataFile, Problem, sizes_of
 from mpifed.core.records import Adaptive, State
 from mpifed.core.streams import Stream
 from mpifed.parallel.placement import Cohort, Placement
@@ -194,8 +194,7 @@ class Participants:
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        sizes = [self._problem.client_size(client) for client in range(self._clients)]
-        return np.array(sizes, dtype=np.float64)
+        return sizes_of(self._problem, np.arange(self._clients)).astype(np.float64)
 
     @cached_property
     def base(self) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import info, warning
 from mpifed.core.metrics import CLIENTS, PERSONAL, QUANTILES, VALIDATION, Column, Details
 from mpifed.core.numerics import all_finite
-from mpifed.core.problem import Problem, named_point, user_problem
+from mpifed.core.problem import Problem, named_point, sizes_of, user_problem
 from mpifed.core.ranking import RankingMetric
 from mpifed.core.user_metrics import Metric
 from mpifed.core.writes import same_values
@@ -221,7 +221,8 @@ class ClientMetrics(Evaluation):
 
     @property
     def rows(self) -> dict[str, int]:  # type: ignore[override]
-        return {"clients": sum(map(self._scored.problem.client_size, range(self._scored.problem.clients)))}
+        problem = self._scored.problem
+        return {"clients": int(sizes_of(problem, np.arange(problem.clients)).sum())}
 
     def evaluate(self, point: EvaluatedPoint) -> dict[Column, float]:
         table = self._table(point)

@@ -13,7 +13,7 @@ import torch
 from mpifed.base.errors import user_code_errors
 from mpifed.base.plugins import plugins_of
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import Problem, as_family, data_read, user_problem
+from mpifed.core.problem import Problem, as_family, data_read, has_sizes, sizes_of, user_problem
 from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import SerialComm, collective_errors
@@ -155,7 +155,7 @@ def place_clients(config: SimulationSettings, problem: Problem, comm: SerialComm
         collective_errors(comm, ValueError, OSError),
         user_code_errors(f"{type(source).__name__}.client_size"),
     ):
-        if type(source).client_size is Problem.client_size and not len(source.client_data(0)):
+        if not has_sizes(source) and not len(source.client_data(0)):
             return even  # all clients generate the same number of samples
-        rows = [source.client_size(client) for client in range(problem.clients)]
-        return Placement.balanced(np.array(rows, dtype=np.int64).clip(min=1), comm.size)
+        rows = sizes_of(source, np.arange(problem.clients))
+        return Placement.balanced(rows.astype(np.int64).clip(min=1), comm.size)

@@ -250,6 +250,7 @@ def expect_memory(
         records = memory_needs(config, as_family(problem, config.algorithm.family), clients, members)
     except Exception:  # the blocks depend on data not read yet, or the check of the problem reports the error
         records = {}
+    records["the clients' data"] = clients * problem.client_footprint()
     ranks, constants = min(comm.local_size, problem.clients), {"the problem's constants": problem.footprint()}
     run = f"{title(config.algorithm)} on {title(problem)}"
     state, total = records.pop("the clients' records", 0), 0
@@ -269,13 +270,16 @@ def expect_memory(
 
 
 def expect_constants(problem: Problem) -> None:
-    """Compare the memory that one process needs to prepare a problem with the memory of this machine.
+    """Compare the memory that one process needs for a problem and its data with the memory of this machine.
 
     Raises:
         ConfigError: the memory does not suffice.
     """
-    constants = {"the problem's constants": problem.footprint()}
-    _expect_sufficient(title(problem), problem, constants, 1, host_memory(), "this machine")
+    parts = {
+        "the problem's constants": problem.footprint(),
+        "the clients' data": problem.clients * problem.client_footprint(),
+    }
+    _expect_sufficient(title(problem), problem, parts, 1, host_memory(), "this machine")
 
 
 def _expect_sufficient(

@@ -154,7 +154,8 @@ class RunData:
         columns: what each of the metrics is, by name.
         end: why the run ended; ``None`` while it runs.
         ranks: values per rank by name, {} in old files.
-        class_counts, classes: samples by client and class, ``[N, classes]``, and the names of the classes.
+        class_counts, classes: samples by client and class, ``[C, classes]``, and the names of the classes; of
+            C evenly spaced clients (:func:`mpifed.core.problem.listed_clients`) if there are many.
         splits: number of samples per split, {} in old files.
         details: details of the evaluation of the output point.
         infeasible: distance of the first evaluated infeasible point, as a sentence; "" without one.
@@ -269,7 +270,8 @@ def write(
 
     Args:
         columns: arrays by group (``costs``, ``ranks``, ``metrics``) and name.
-        class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
+        class_counts: samples by client and class ``[C, classes]``, and the names of the classes, see
+            :class:`RunData`.
         details: details of the evaluation of the output point.
 
     Raises:

@@ -39,7 +39,8 @@ def local_gda_limit(problem: Saddle, eta_x: float, eta_y: float, q: int) -> tupl
     D = diag(η_x, η_y) map z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, whose average over the clients
     has one fixed point.
     """
-    t, b, eye, one = problem._t, problem._b, np.eye(2), np.ones_like(problem._t)
+    t, b = (column.numpy() for column in problem.client_rows(np.arange(problem.clients))[0])
+    eye, one = np.eye(2), np.ones_like(t)
     H = np.stack([problem.tau * one, -t, t, one], axis=1).reshape(-1, 2, 2)
     P = np.linalg.matrix_power(eye - np.diag([eta_x, eta_y]) @ H, q)
     zero = np.linalg.solve(H, np.stack([np.zeros_like(b), b], axis=1))

@@ -86,7 +86,7 @@ def test_the_saddle():
     x, y = (part.numpy() for part in own.initial(generator(1, "initial")).values())
     for client in range(4):
         assert rows[0, client]["delta_x"] == pytest.approx(np.linalg.norm((t[client] - t.mean()) * y))
-        away = own._b[client] - (t[client] - t.mean()) * x
+        away = own.client_data(client)[1][0].numpy() - (t[client] - t.mean()) * x
         assert rows[0, client]["delta_y"] == pytest.approx(np.linalg.norm(away))
     deltas = [rows[0, client]["delta_y"] for client in range(4)]
     assert rows[0, "all"]["delta_y"] == pytest.approx(np.sqrt(np.mean(np.square(deltas))))

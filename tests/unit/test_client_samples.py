@@ -9,7 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from mpifed.config.job import Config, ConfigError
+from mpifed.core.problem import listed_clients
 from mpifed.report.client_samples import ClassCounts, class_counts, draw_class_counts, print_counts
+from mpifed.running.run import run
+from mpifed.storage.results import load
 
 DIGITS = {"dataset": "digits"}
 JOB = """
@@ -87,7 +90,7 @@ def test_problems_without_classes_and_without_data():
 
 def test_many_clients_and_classes_are_summarised(tmp_path, capsys):
     counts = np.random.default_rng(0).integers(0, 9, (500, 100))
-    samples = ClassCounts("many", counts, [str(label) for label in range(100)])
+    samples = ClassCounts("many", counts, [str(label) for label in range(100)], 500)
     print_counts(samples)
     output = capsys.readouterr().out
     assert "..." in output and "largest class %" in output and len(output.splitlines()) < 60
@@ -95,11 +98,35 @@ def test_many_clients_and_classes_are_summarised(tmp_path, capsys):
     assert imread(tmp_path / "many.png").shape[0] > 500
 
 
+@pytest.mark.parametrize("counted", [1000, 2999])
+def test_evenly_spaced_clients_are_drawn(counted, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: drawn.append(self))
+    draw_class_counts(ClassCounts("many", np.arange(counted)[:, None], ["samples"], 2999), "figure.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_xlabel() == "client (1,000 of 2,999, evenly spaced)"
+    corners = np.array([path.vertices[:4] for path in axes.collections[0].get_paths()])
+    centres, heights = corners[:, ::2, 0].mean(axis=1), corners[:, 1, 1]
+    assert len(centres) == 1000 and centres[[0, 1, -1]] == pytest.approx([0, 3, 2998])
+    assert heights[[0, 1, -1]].tolist() == [0, 1 if counted == 1000 else 3, counted - 1]
+
+
+def test_results_of_many_clients_have_the_counts_of_some(tmp_path):
+    settings = {"dataset": "digits", "clients": 1200}
+    config = config_of("FairClassification", **settings)
+    changes = {"rounds": 1, "run": {"out": str(tmp_path / "run"), "progress": False}}
+    run(Config.from_table(config.table() | changes))
+    every, stored = class_counts(config), load(tmp_path / "run")
+    assert stored.classes == every.names and stored.class_counts.shape == (1000, 10)
+    np.testing.assert_array_equal(stored.class_counts, every.counts[listed_clients(1200)])
+    assert listed_clients(7).tolist() == [*range(7)] and listed_clients(1, 5).tolist() == [0]
+
+
 def test_labels_of_the_figure(tmp_path, monkeypatch):
     """Dollars in names do not start mathematics."""
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: drawn.append((self, options)))
-    counts = ClassCounts("costs $5 and $6", np.array([[3], [2]]), ["samples"])
+    counts = ClassCounts("costs $5 and $6", np.array([[3], [2]]), ["samples"], 2)
     draw_class_counts(counts, tmp_path / "figure.png")
     ((figure, options),) = drawn
     (axes,) = figure.axes

@@ -206,7 +206,7 @@ def test_inner_function_is_a_gradient_step_on_the_task(case):
 
 def test_sinusoids_have_the_documented_distribution():
     problem = prepared(SinusoidMAML(clients=400, samples=8))
-    t, y = problem._inputs[..., 0], problem._targets[..., 0]
+    t, y = (column.reshape(400, 8) for column in problem.client_rows(np.arange(400))[0])
     assert t.abs().max() < 5 and abs(t.mean()) < 5 * (10 / math.sqrt(12)) / 3_200**0.5  # five standard errors
     # a sin(t - b) = a cos(b) sin(t) - a sin(b) cos(t)
     waves = torch.stack([torch.sin(t), -torch.cos(t)], dim=-1)
@@ -276,7 +276,7 @@ def test_rows_hold_one_drawing_of_each_character_of_the_task(drawings):
 def test_loss_and_accuracy_of_a_few_images(drawings):
     problem = prepared(FewShotMAML(clients=2, ways=2, tests=3, model="linear", size=7))
     point = named(problem, torch.zeros(2 * 49 + 2).double())
-    images = problem._tasks[0][:3].double()
+    images = problem.client_data(0)[0][:3].double()
     assert problem.task_loss(point, (images,)).item() == pytest.approx(math.log(2), rel=1e-12)
     step = problem.adapted(point, (images[:1],))["fc1.weight"]
     # By hand for softmax regression from 0: half the difference of the two images, by halves.

@@ -99,7 +99,9 @@ def light(path: Path, overrides: list[str]) -> bool:
     except ConfigError:
         return True
     counts = [value for value in vars(config.algorithm).values() if isinstance(value, int)]
-    synthetic = config.problem.footprint() < 2**24 and not hasattr(config.problem, "dataset")
+    of = config.problem
+    nbytes = of.footprint() + of.clients * of.client_footprint()
+    synthetic = nbytes < 2**24 and not hasattr(of, "dataset")
     return synthetic and max(counts, default=0) < 50 and not config.run.tensorboard
 
 

@@ -135,7 +135,7 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
 @pytest.mark.parametrize(
     "problem_, settings, error",
     [
-        (Saddle(d=2 * 10**9), {}, "1,490.1 GiB for the problem's constants"),
+        (Saddle(d=2 * 10**9), {}, "74.5 GiB for the problem's constants"),
         (Saddle(clients=10**11), {}, "needs at least"),
         (Saddle(clients=10_000, d=5 * 10**7), {}, "a smaller problem (problem.d = 50,000,000, problem.clie"),
         (Saddle(clients=2**63 - 1, d=2**63 - 1), {}, "TiB of memory with 1 rank on the node"),
@@ -189,7 +189,7 @@ def test_info_rejects_a_problem_that_does_not_fit(job, tmp_path):
 def test_check_rejects_a_problem_that_does_not_fit(capsys):
     assert not check_class("Saddle", ["d=2000000000"], SerialComm())
     (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
-    assert "Saddle with 20 clients needs at least 1,490.1 GiB of memory with 1 rank on this" in failure
+    assert "Saddle with 20 clients needs at least 223.5 GiB of memory with 1 rank on this" in failure
 
 
 def test_records_of_all_ranks_of_a_node_are_counted(monkeypatch):

@@ -66,7 +66,7 @@ def test_by_class_gives_a_client_only_classes_of_its_groups(data, clients, seed)
         groups = [k % 3] if clients >= 3 else [g for g in range(3) if g % clients == k]
         assert set(labels[part]) <= set(groups) | {3 + g for g in groups}
     for g in range(3):  # the clients of one group share its samples evenly
-        sizes = [len(part) for part in parts[g::3]]
+        sizes = [len(parts[client]) for client in range(g, clients, 3)]
         assert clients < 3 or max(sizes) - min(sizes) <= 1
 
 

@@ -82,7 +82,7 @@ def test_full_gradients_are_weighted():
 def saddle_measures(simulation, ell):
     """Exact values: y* = b̄ - t̄ x, ∇Φ = τx - t̄ y*, and x̂ solves (τ + t̄² + 2ℓ) x̂ = 2ℓx + t̄ b̄."""
     [x, y], own = [part.numpy() for part in blocks_of(simulation)], simulation.problem
-    t, b = own._t.mean(), own._b.mean(axis=0)
+    t, b = own._t.mean(), own._drawn(np.arange(own.clients))[1].mean(axis=0)
     gradient = own.tau * x - t * (b - t * x)
     nearest = (2 * ell * x + t * b) / (own.tau + t**2 + 2 * ell)
     return {
