@@ -1,11 +1,11 @@
-"""Size of the available memory, and formatting of sizes in bytes."""
+"""Size of the available and of the used memory, and formatting of sizes in bytes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["format_bytes", "host_memory"]
+__all__ = ["format_bytes", "host_memory", "resident_memory"]
 
 
 def host_memory() -> int:
@@ -34,6 +34,12 @@ def _limit(group: Path) -> list[int]:
         except (OSError, ValueError):  # no limit: the file is missing or contains "max"
             continue
     return []
+
+
+def resident_memory() -> int:
+    """Return the memory in bytes that this process has now, including pages that it shares with others."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def format_bytes(size: int) -> str:

@@ -23,7 +23,7 @@ from mpifed.base.log import escape_control, escape_mathtext
 from mpifed.config.job import Config, ConfigError
 from mpifed.storage.files import PNG_METADATA, is_figure, writing
 
-__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "show_class_counts"]
+__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "write_figure"]
 
 #: Maximum number of classes shown as columns or in the legend, and of clients shown as rows.
 MAX_COLUMNS, MAX_ROWS = 12, 40
@@ -40,11 +40,11 @@ class ClassCounts:
     clients: Sequence[str] = ()
 
 
-def class_counts(config: Config) -> ClassCounts:
-    """Prepare the job's problem as a run does, and count its samples.
+def class_counts(config: Config) -> ClassCounts | None:
+    """Prepare the job's problem as a run does, and count its samples; ``None`` if it generates them.
 
     Raises:
-        ConfigError: the problem has no data, or they cannot be read or partitioned.
+        ConfigError: the data cannot be read or partitioned.
     """
     problem = config.problem
     try:
@@ -53,7 +53,7 @@ def class_counts(config: Config) -> ClassCounts:
         raise ConfigError(str(error)) from error
     counted = problem.class_counts()
     if counted is None and not problem.client_data(0):
-        raise ConfigError(f"{type(problem).__name__} generates its samples: clients store no data")
+        return None
     counts, names = counted or (
         np.array([[problem.client_size(client)] for client in range(problem.clients)]),
         ["samples"],
@@ -61,14 +61,12 @@ def class_counts(config: Config) -> ClassCounts:
     return ClassCounts(title(config.table()), counts, names, getattr(problem, "client_names", ()))
 
 
-def show_class_counts(config: Config, path: Path) -> None:
-    """Print the class counts of a job, and draw them into the file ``path``.
+def write_figure(samples: ClassCounts, path: Path) -> None:
+    """Draw class counts into the file ``path``.
 
     Raises:
-        ConfigError: as for :func:`class_counts`, or the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    samples = class_counts(config)
-    print_counts(samples)
     with writing(path, is_figure) as temporary:
         draw_class_counts(samples, temporary)
 
