@@ -36,10 +36,15 @@ def _limit(group: Path) -> list[int]:
     return []
 
 
-def resident_memory() -> int:
-    """Return the memory in bytes that this process has now, including pages that it shares with others."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def resident_memory() -> tuple[int, int]:
+    """Return the memory in bytes that this process has now, and its maximum so far.
+
+    Pages that it shares with other processes are included.
+    """
+    # The maximum of `getrusage` includes the process that has started this one.
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    sizes = {words[0]: 1024 * int(words[1]) for words in lines if words[-1:] == ["kB"]}
+    return sizes["VmRSS:"], sizes["VmHWM:"]
 
 
 def format_bytes(size: int) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from mpifed.base.memory import format_bytes, resident_memory
 from mpifed.cli.output import echo, print_table
 from mpifed.config.job import Config
-from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.devices import peak_memory
 from mpifed.simulation.expected_costs import ExpectedCosts, expected_costs
 
 __all__ = ["print_costs"]
@@ -22,8 +18,8 @@ def print_costs(config: Config, ranks: int, nodes: int) -> None:
             :func:`~mpifed.simulation.expected_costs.expected_costs`.
     """
     costs = expected_costs(config, ranks, nodes)
-    memory = {"program and problem, with one client": resident_memory(), **costs.memory}
-    peak = int(peak_memory(SerialComm(), torch.device("cpu"))["peak_host_bytes"][0])
+    process, peak = resident_memory()
+    memory = {"program and problem, with one client": process, **costs.memory}
     echo(
         f"Expected costs on {_number(ranks, 'rank')} of {_number(nodes, 'node')}, on CPUs: "
         f"{_number(config.problem.clients, 'client')}, at most {costs.clients:,} on a rank; "

@@ -69,7 +69,7 @@ def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, n
     """Show the samples of each client, and the expected costs of a run."""
     from mpifed.cli.expected_costs import print_costs
     from mpifed.config.job import Config
-    from mpifed.report.client_samples import class_counts, print_counts, write_figure
+    from mpifed.report.client_samples import prepared_class_counts, print_counts, write_figure
     from mpifed.simulation.state import expect_constants
 
     if nodes > ranks:
@@ -79,16 +79,11 @@ def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, n
     expect_writable(figure, is_figure)
     config = Config.load(job, overrides)
     expect_constants(config.problem)
-    samples = class_counts(config)
-    if samples is not None:
+    print_costs(config, ranks, nodes)  # prepares the problem; later, its memory would include the figure
+    if samples := prepared_class_counts(config):
+        echo()
         print_counts(samples)
-        echo()
-    # With a problem that is not prepared: its peak memory is part of the costs.
-    config = Config.load(job, overrides)
-    print_costs(config, ranks, nodes)
-    if samples is not None:  # drawn at the end, since the memory of the figure is not that of a run
         write_figure(samples, figure)
-        echo()
         echo(figure)
 
 

@@ -23,7 +23,15 @@ from mpifed.base.log import escape_control, escape_mathtext
 from mpifed.config.job import Config, ConfigError
 from mpifed.storage.files import PNG_METADATA, is_figure, writing
 
-__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "write_figure"]
+__all__ = [
+    "ClassCounts",
+    "class_counts",
+    "title",
+    "print_counts",
+    "draw_class_counts",
+    "prepared_class_counts",
+    "write_figure",
+]
 
 #: Maximum number of classes shown as columns or in the legend, and of clients shown as rows.
 MAX_COLUMNS, MAX_ROWS = 12, 40
@@ -46,11 +54,16 @@ def class_counts(config: Config) -> ClassCounts | None:
     Raises:
         ConfigError: the data cannot be read or partitioned.
     """
-    problem = config.problem
     try:
-        problem.prepare(config.seed, config.run.data_dir)
+        config.problem.prepare(config.seed, config.run.data_dir)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    return prepared_class_counts(config)
+
+
+def prepared_class_counts(config: Config) -> ClassCounts | None:
+    """Count the samples of the job's problem, which is prepared; ``None`` if it generates them."""
+    problem = config.problem
     counted = problem.class_counts()
     if counted is None and not problem.client_data(0):
         return None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import local_steps
-from mpifed.core.participation import Bernoulli, Participation
+from mpifed.core.participation import Available, Participation, Uniform
 from mpifed.core.problem import Problem
 from mpifed.core.records import Record, State
 from mpifed.parallel.comm import SerialComm
@@ -34,6 +34,8 @@ from mpifed.simulation.state import memory_needs
 
 __all__ = ["ExpectedCosts", "RoundCosts", "expected_costs"]
 
+#: Maximum number of ranks of the simulation of one client: with more clients, the rank has several.
+RANKS = 2**20
 #: Rounds that are executed after the start phases. In most methods, all rounds from the second on are equal.
 ROUNDS = 3
 _CPU = torch.device("cpu")
@@ -79,6 +81,13 @@ class ExpectedCosts:
     rounds: list[RoundCosts]
 
 
+class _FirstClient(Uniform):
+    """The availability model in which client 0 is available in every round, and no other client."""
+
+    def start(self, seed, clients):
+        return lambda r, number: Available(range(1))
+
+
 class _Phases(Observer):
     """Records the phases that take place in each round."""
 
@@ -104,14 +113,16 @@ def expected_costs(config: SimulationSettings, ranks: int = 1, nodes: int = 1) -
         ContractError, PluginError: a function of the method or the problem fails.
     """
     config = _on_cpu(config)
-    phases = _Phases()
-    simulation = Simulation.from_settings(_of_one_client(config), OneRankOf(config.problem.clients), [phases])
-    volumes = []
+    phases, one = _Phases(), OneRankOf(min(config.problem.clients, RANKS))
+    simulation = Simulation.from_settings(_of_one_client(config), one, [phases])
+    partial, volumes = bool(config.participation.partial_setting(config.problem.clients)), []
     for r in range(min(ROUNDS, config.rounds) + 1):
         phases.rounds.append([])
         before = simulation.costs.bytes_up, simulation.costs.bytes_down
         simulation.step() if r else simulation.start()
-        volumes.append((simulation.costs.bytes_up - before[0], simulation.costs.bytes_down - before[1]))
+        members = 1 if partial and r else len(simulation.hosted)
+        now = simulation.costs.bytes_up, simulation.costs.bytes_down
+        volumes.append(tuple((total - earlier) // members for total, earlier in zip(now, before)))
     comm, problem = OneRankOf(ranks), simulation.problem
     placement = place_clients(config, problem, comm)
     wire = {
@@ -147,11 +158,11 @@ def _of_one_client(config: SimulationSettings) -> SimulationSettings:
     """Return the job with client 0 as the only member of a cohort, unless all clients participate."""
     clients = config.problem.clients
     partial = bool(config.participation.partial_setting(clients)) and clients > 1
-    alone = Bernoulli(probability=(1.0, *[0.0] * (clients - 1)))
+    alone = Participation.model_construct(availability=_FirstClient())
     run = {"reduction": "fused", "transport": "host", "placement": "even", "group": 1, "compile": "none"}
     return config.model_copy(
         update={
-            "participation": Participation(availability=alone) if partial else Participation(),
+            "participation": alone if partial else Participation(),
             "oracle": config.oracle.model_copy(update={"batch_size": min(1, config.oracle.batch_size)}),
             "run": config.run.model_copy(update={**run, "evaluate_on": ()}),
             "metrics": (),
