@@ -1,11 +1,11 @@
-"""Size of the available memory, and formatting of sizes in bytes."""
+"""Size of the available and of the used memory, and formatting of sizes in bytes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["format_bytes", "host_memory"]
+__all__ = ["format_bytes", "host_memory", "resident_memory"]
 
 
 def host_memory() -> int:
@@ -34,6 +34,17 @@ def _limit(group: Path) -> list[int]:
         except (OSError, ValueError):  # no limit: the file is missing or contains "max"
             continue
     return []
+
+
+def resident_memory() -> tuple[int, int]:
+    """Return the memory in bytes that this process has now, and its maximum so far.
+
+    Pages that it shares with other processes are included.
+    """
+    # The maximum of `getrusage` includes the process that has started this one.
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    sizes = {words[0]: 1024 * int(words[1]) for words in lines if words[-1:] == ["kB"]}
+    return sizes["VmRSS:"], sizes["VmHWM:"]
 
 
 def format_bytes(size: int) -> str:

@@ -38,43 +38,53 @@ def list_(word, as_json):
 @click.option(
     "--out", type=HomePath(), help="For a job file: path of the figure.  [default: JOB.clients.png]"
 )
+@click.option("--ranks", type=click.IntRange(1), help="For a job file: number of MPI ranks.  [default: 1]")
+@click.option("--nodes", type=click.IntRange(1), help="For a job file: number of nodes.  [default: 1]")
 @click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
 @allow_code_option(lambda settings: settings["name"].endswith(".toml"))
-def info(name, overrides, out, cite):
+def info(name, overrides, out, ranks, nodes, cite):
     """Explain NAME: its settings with values, defaults and effects, its source, and the cost of a method.
 
     NAME is a name that `mpifed list` prints, a group of names (partition, model, noise, ...), a user-defined
     class ./file.py:Class, a section of a job file (run, oracle, ...; `job` for the settings outside the
     sections), a setting (run.group), or `settings` for a page with all settings.
 
-    For a job file, show which client has how many samples of each class, as a table and a figure. KEY=VALUE
-    changes settings of the job.
+    For a job file, show which client has how many samples of each class, as a table and a figure, and the
+    memory, the communication and the checkpoints of a run on --ranks ranks of --nodes nodes: one client
+    executes the first rounds. KEY=VALUE changes settings of the job.
     """
     if name.endswith(".toml"):
         if cite:
             raise click.UsageError("--cite is for names; for the sources of a run: mpifed report RUN --cite")
-        echo(_show_clients(name, overrides, out))
+        _show_job(name, overrides, out, ranks or 1, nodes or 1)
         return
-    if overrides or out:
-        raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), got {name}")
+    if overrides or out or ranks or nodes:
+        raise click.UsageError(f"KEY=VALUE, --out, --ranks and --nodes are for job files (.toml), got {name}")
     from mpifed.cli.catalogue import print_citation, print_info
 
     print_citation(name) if cite else print_info(name)
 
 
-def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
-    """Show the samples of each client, and return the path of the figure."""
+def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, nodes: int) -> None:
+    """Show the samples of each client, and the expected costs of a run."""
+    from mpifed.cli.expected_costs import print_costs
     from mpifed.config.job import Config
-    from mpifed.report.client_samples import show_class_counts
+    from mpifed.report.client_samples import prepared_class_counts, print_counts, write_figure
     from mpifed.simulation.state import expect_constants
 
+    if nodes > ranks:
+        raise click.UsageError(f"expected at most --nodes = --ranks = {ranks}, got --nodes {nodes}")
     job = expand_home(job)
     figure = Path(out) if out else Path(job).with_suffix(".clients.png")
     expect_writable(figure, is_figure)
     config = Config.load(job, overrides)
     expect_constants(config.problem)
-    show_class_counts(config, figure)
-    return figure
+    print_costs(config, ranks, nodes)  # prepares the problem; later, its memory would include the figure
+    if samples := prepared_class_counts(config):
+        echo()
+        print_counts(samples)
+        write_figure(samples, figure)
+        echo(figure)
 
 
 @click.command()

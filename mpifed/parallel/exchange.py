@@ -17,7 +17,7 @@ from mpifed.parallel.comm import SerialComm, gather_rows
 from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.parallel.tree import PartialSums
 
-__all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "padded"]
+__all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "bytes_in_memory", "padded"]
 
 #: Approximate maximum number of elements that a rank sends, and that it receives, per chunk of columns.
 CHUNK = 2**24
@@ -64,6 +64,19 @@ def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
         for value, out in zip(left, outs):
             if value >= 0 or total != 1.0:
                 np.divide(values[value], dtype.type(total), out=out[columns])
+
+
+def bytes_in_memory(sums: PartialSums, node: range, rank: int, result: np.ndarray) -> int:
+    """Return the bytes that a rank reads in the shared memory of its node: its columns of the node's partial
+    sums, and the whole sum.
+
+    Args:
+        node: the ranks of the node; ``rank``: position of this rank among them.
+        result: the sum.
+    """
+    left, right = (edge * len(result) // len(node) for edge in (rank, rank + 1))
+    parts = sum(sums.counts[node.start : node.stop])
+    return ((right - left) * parts + len(result)) * result.itemsize
 
 
 class Exchange:
@@ -243,14 +256,14 @@ class SharedExchange(Exchange):
         self._barrier()
         common = sum(float(of_rank[0]) for of_rank in controls)
         several = len(self._nodes.firsts) > 2
-        nbytes = self._add(sums, 1.0 if several else total, several)
+        self._add(sums, 1.0 if several else total, several)
         self._barrier()
         if several:
             if self._leaders:
                 controls[0][1] = self._leaders.finish(sums.between(self._nodes.firsts), total, common)
             self._barrier()
             common = float(controls[0][1])
-        self._count(start, nbytes + self.result.nbytes if self._nodes.comm.size > 1 else 0)
+        self._count(start, self._bytes(sums) if self._nodes.comm.size > 1 else 0)
         return common
 
     def _barrier(self) -> None:
@@ -259,8 +272,12 @@ class SharedExchange(Exchange):
         self._node.barrier()
         self._nodes.comm.calling = ""
 
-    def _add(self, sums: PartialSums, total: float, several: bool) -> int:
-        """Add this rank's columns of the node's partial sums; return the number of bytes read."""
+    def _bytes(self, sums: PartialSums) -> int:
+        node, first = self._node, self._nodes.comm.rank - self._node.rank
+        return bytes_in_memory(sums, range(first, first + node.size), node.rank, self.result)
+
+    def _add(self, sums: PartialSums, total: float, several: bool) -> None:
+        """Add this rank's columns of the node's partial sums."""
         node, size = self._node, len(self.result)
         columns = slice(node.rank * size // node.size, (node.rank + 1) * size // node.size)
         first = self._nodes.comm.rank - node.rank
@@ -273,4 +290,3 @@ class SharedExchange(Exchange):
         outs = self._rows[: len(adds[1]), columns] if several else [self.result[columns]]
         if parts and columns.stop > columns.start:
             add_up(adds, parts, outs, total)
-        return sum(part.nbytes for part in parts)

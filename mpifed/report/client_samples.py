@@ -24,7 +24,15 @@ from mpifed.config.job import Config, ConfigError
 from mpifed.core.problem import listed_clients, sizes_of
 from mpifed.storage.files import PNG_METADATA, is_figure, writing
 
-__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw_class_counts", "show_class_counts"]
+__all__ = [
+    "ClassCounts",
+    "class_counts",
+    "title",
+    "print_counts",
+    "draw_class_counts",
+    "prepared_class_counts",
+    "write_figure",
+]
 
 #: Maximum number of classes shown as columns or in the legend, and of clients shown as rows.
 MAX_COLUMNS, MAX_ROWS = 12, 40
@@ -48,20 +56,25 @@ class ClassCounts:
     clients: Sequence[str] = ()
 
 
-def class_counts(config: Config) -> ClassCounts:
-    """Prepare the job's problem as a run does, and count its samples.
+def class_counts(config: Config) -> ClassCounts | None:
+    """Prepare the job's problem as a run does, and count its samples; ``None`` if it generates them.
 
     Raises:
-        ConfigError: the problem has no data, or they cannot be read or partitioned.
+        ConfigError: the data cannot be read or partitioned.
     """
-    problem = config.problem
     try:
-        problem.prepare(config.seed, config.run.data_dir)
+        config.problem.prepare(config.seed, config.run.data_dir)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    return prepared_class_counts(config)
+
+
+def prepared_class_counts(config: Config) -> ClassCounts | None:
+    """Count the samples of the job's problem, which is prepared; ``None`` if it generates them."""
+    problem = config.problem
     counted = problem.class_counts()
     if counted is None and not problem.client_data(0):
-        raise ConfigError(f"{type(problem).__name__} generates its samples: clients store no data")
+        return None
     counts, names = counted or (
         sizes_of(problem, np.arange(problem.clients))[:, None],
         ["samples"],
@@ -70,14 +83,12 @@ def class_counts(config: Config) -> ClassCounts:
     return ClassCounts(title(config.table()), counts, names, len(counts), clients)
 
 
-def show_class_counts(config: Config, path: Path) -> None:
-    """Print the class counts of a job, and draw them into the file ``path``.
+def write_figure(samples: ClassCounts, path: Path) -> None:
+    """Draw class counts into the file ``path``.
 
     Raises:
-        ConfigError: as for :func:`class_counts`, or the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    samples = class_counts(config)
-    print_counts(samples)
     with writing(path, is_figure) as temporary:
         draw_class_counts(samples, temporary)
 

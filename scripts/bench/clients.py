@@ -39,7 +39,7 @@ from memory import peak
 
 from mpifed.core.problem import Minimisation
 from mpifed.core.records import Blocks
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.one_rank import OneRankOf
 
 FEATURES, ROWS, POOL, STEPS = 60, 5, 1000, 5
 #: Methods without and with a state per client, and their step sizes.
@@ -74,41 +74,6 @@ class Logistic(Minimisation):
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
 
 
-class OneOf(SerialComm):
-    """Rank 0 of ``size`` ranks that all have this rank's values; counts collectives and bytes."""
-
-    def __init__(self, size: int):
-        self.size, self.local_size, self.calls, self.bytes = size, 1, 0, 0
-
-    def _count(self, array) -> None:
-        self.calls += 1
-        self.bytes += array.nbytes
-
-    def allreduce_(self, array, op="sum"):
-        self._count(array)
-
-    def bcast_(self, array, root=0):
-        self._count(array)
-
-    def alltoallv(self, send, counts, receive, from_counts):
-        self._count(send)
-        receive.reshape(-1)[...] = 0
-
-    def allgatherv(self, send, receive, counts):
-        self._count(receive)
-        receive.reshape(-1)[...] = np.resize(send.reshape(-1), receive.size)
-
-    def send(self, array, to):
-        self._count(array)
-
-    def receive(self, array, source):
-        self._count(array)
-        array[...] = 0
-
-    def split(self, color):
-        return None if color is None else OneOf(self.size)
-
-
 def counted(comm) -> tuple[int, int]:
     """Return the numbers of collectives and bytes so far; 0 for real ranks."""
     return getattr(comm, "calls", 0), getattr(comm, "bytes", 0)
@@ -123,7 +88,7 @@ def work(method: str, clients: int, cohort: int, of: int) -> None:
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    comm = OneOf(of) if of else world()
+    comm = OneRankOf(of) if of else world()
     config = Config.from_table(
         {
             "algorithm": {"name": method, "K": STEPS, RATES[method]: 0.1},

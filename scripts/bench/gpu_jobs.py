@@ -39,12 +39,12 @@ def machine() -> None:
     import torch
 
     from mpifed.base.versions import __version__
-    from mpifed.parallel.devices import device_for
+    from mpifed.parallel.devices import offered_devices
 
     if torch.version.hip:
         return send({"unusable": "torch is built for ROCm, which is not supported"})
     try:
-        device_for("cuda", None, 0)
+        offered_devices("cuda", None, 0)
     except ValueError as error:
         return send({"unusable": str(error)})
     count = torch.cuda.device_count()

@@ -68,6 +68,9 @@ WORKLOADS = {
     "mlp-784-200-200-10, 16 of 64": Work((200, 200), (784,), 64, 10, 50, cohort=16, rounds=2),
     "lenet5": Work("lenet5", (1, 28, 28), 16, 10, 32),
     "logistic-60-10": Work((), (60,), 1000, 5, 10),
+    # 10 rows of 60 numbers per client: 240 MB for each simulator.
+    "logistic-60-10, 10^3 of 10^5": Work((), (60,), 100_000, 5, 2, cohort=1000),
+    "mlp-60-64-10, 10^3 of 10^5": Work((64,), (60,), 100_000, 5, 2, cohort=1000),
 }
 
 

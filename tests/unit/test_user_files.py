@@ -205,7 +205,7 @@ def test_figure_replaces_figures_and_empty_files(working_folder):
 def test_figure_that_cannot_be_written(working_folder, monkeypatch):
     """A missing folder is reported before the computation, a full disk at the end."""
     with monkeypatch.context() as patches:
-        patches.setattr("mpifed.report.client_samples.class_counts", pytest.fail)
+        patches.setattr("mpifed.cli.expected_costs.print_costs", pytest.fail)
         assert "cannot write none/file: there is no folder none" in error_of(*DRAW, "none/file")
 
     def full(path):
