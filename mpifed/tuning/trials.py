@@ -18,7 +18,7 @@ from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
 from mpifed.simulation.data_agreement import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
-from mpifed.storage.files import TRIALS, is_own
+from mpifed.storage.files import TRIALS, is_own, parts_of_checkpoints
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import RunData, load
 
@@ -208,5 +208,5 @@ def _outcome(stored: RunData, rounds: int, metric: str) -> TrialOutcome:
 
 def delete_checkpoints(folder: Path) -> None:
     """Delete the checkpoints of a run that does not continue; its results remain."""
-    for path in filter(is_own, Folder(folder).checkpoints()):
+    for path in filter(is_own, [*Folder(folder).checkpoints(), *parts_of_checkpoints(folder)]):
         path.unlink(missing_ok=True)

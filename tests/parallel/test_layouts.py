@@ -23,7 +23,7 @@ from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
 from mpifed.simulation.state import ClientRows
-from mpifed.storage import checkpoint
+from mpifed.storage import checkpoint, client_rows
 
 pytestmark = pytest.mark.mpi
 
@@ -155,7 +155,7 @@ def test_runs_resumed_with_another_placement(comm, out, forced):
 def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
     """Rows are written with one placement and read with others, with empty ranks and several blocks per
     rank."""
-    monkeypatch.setattr(checkpoint, "MAX_BLOCK", 2 * 3 * 8)
+    monkeypatch.setattr(client_rows, "MAX_BLOCK", 2 * 3 * 8)
     clients, last = 7, comm.size - 1
     placements = [
         Placement(clients, comm.size),

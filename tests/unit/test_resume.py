@@ -306,7 +306,7 @@ def test_no_valid_checkpoint(without_results):
         message = str(error.value)
         assert "run.overwrite=true starts over" in message and message.count("cannot be used") == 3
         assert message.count(f"it was written by mpifed {__version__}") == 2
-        assert "it is of format 9, expected format 5" in message
+        assert "it is of format 9, expected format 6" in message
 
 
 @pytest.mark.parametrize(
