@@ -174,7 +174,7 @@ class CheckpointManager:
         """
         self.recorder.gather()
         diverged = end is not None and end.kind == "diverged"
-        has_checkpoint = (bool(self.run.checkpoint_every) or signalled) and not diverged
+        has_checkpoint = (self.run.checkpoint_every != 0 or signalled) and not diverged
         error = self._write(has_checkpoint, end, metrics)
         if error and end and not diverged:
             raise CollectiveError(error)

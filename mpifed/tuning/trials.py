@@ -27,9 +27,6 @@ __all__ = [
     "trial_folder",
 ]  # fmt: skip
 
-#: Rounds between checkpoints of trials if the job disables checkpoints, from which the next rung resumes.
-CHECKPOINT_EVERY = 50
-
 
 class IndependentComm(SerialComm):
     """A rank that computes independently of the others, on its share of the node's devices and cores."""
@@ -169,7 +166,7 @@ def _config(config: Config, request: Request, folder: Path) -> Config:
     """Return the configuration with the requested rounds; steps of theorems remain those of the full run."""
     changes = {
         "out": str(folder),
-        "checkpoint_every": config.run.checkpoint_every or CHECKPOINT_EVERY,
+        "checkpoint_every": config.run.checkpoint_every or None,  # the next rung resumes from a checkpoint
         "keep": 1,
         "progress": False,
         "tensorboard": False,
