@@ -8,8 +8,10 @@ Therefore the structure of a file is validated before any value is read. HDF5 ca
 without data). Files of this package contain none of these.
 
 The digest of a large file is computed while the file is written. HDF5 writes data in order, but the structure
-of the file between them and at the end, so this digest is the digest of the digests of the file's blocks of
-1 MiB: a block whose bytes arrive in order is hashed at once, and only the few others are read again.
+of the file between them and at the end. Therefore this digest is that of the CRC-32 checksums of the file's
+blocks of 1 MiB: the checksum of a block whose bytes arrive in order is computed at once, and only the few
+other blocks are read again. CRC-32 takes a fifth of the time of BLAKE2 and overlooks one in 4 · 10^9 random
+changes of a block.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import hashlib
 import io
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import h5py
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
@@ -33,7 +36,7 @@ __all__ = [
     "expect_digest", "open_untrusted",
 ]  # fmt: skip
 
-#: Size of the user block in bytes, and of the blocks that are hashed separately.
+#: Size of the user block in bytes, and of the blocks with separate checksums.
 USER_BLOCK, BLOCK = 512, 2**20
 #: Precedes a digest of blocks.
 _BLOCKS = b"blocks "
@@ -79,23 +82,21 @@ class ErrorDeferringFile(io.FileIO):
 
 
 class BlockDigests:
-    """The digests of a file's blocks after the user block, computed while the file is written."""
+    """The checksums of a file's blocks after the user block, computed while the file is written."""
 
     def __init__(self):
-        self._hashes: dict[int, Any] = {}
-        self._sizes: dict[int, int] = {}  # number of hashed bytes; -1 if they were not written in order
+        self._sums: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # number of bytes in the sum; -1 if they were not written in order
 
     def add(self, position: int, data: memoryview) -> None:
-        """Hash the bytes that are written at a position of the file."""
+        """Add the bytes that are written at a position of the file."""
         position, data = position - USER_BLOCK, data[max(0, USER_BLOCK - position) :]
         position = max(0, position)
         while data:
             number, offset = divmod(position, BLOCK)
             piece = data[: BLOCK - offset]
             if self._sizes.setdefault(number, 0) == offset:
-                if not offset:
-                    self._hashes[number] = _hash()
-                self._hashes[number].update(piece)
+                self._sums[number] = zlib.crc32(piece, self._sums.get(number, 0))
                 self._sizes[number] += len(piece)
             else:
                 self._sizes[number] = -1
@@ -107,11 +108,12 @@ class BlockDigests:
         for number, start in enumerate(range(0, size, BLOCK)):
             length = min(BLOCK, size - start)
             if self._sizes.get(number) == length:
-                block = self._hashes[number]
+                checksum = self._sums[number]
             else:
                 file.seek(USER_BLOCK + start)
-                block = _hash(file.read(length))
-            whole.update(block.digest())
+                checksum = zlib.crc32(file.read(length))
+            whole.update(checksum.to_bytes(4, "little"))
+        whole.update(size.to_bytes(8, "little", signed=True))
         return whole.hexdigest().encode()
 
 
@@ -122,8 +124,8 @@ def create(path: Path, magic: bytes, format: int, digests: BlockDigests | None =
     Args:
         magic: the type of the file, its first bytes.
         format: the format number.
-        digests: hashes the blocks of a large file while it is written. Default: all bytes are hashed at the
-            end.
+        digests: computes the digest of a large file while it is written. Default: all bytes are read and
+            hashed at the end.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
@@ -173,8 +175,8 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
         raise ValueError("its bytes do not match their digest")
 
 
-def _hash(data: bytes = b""):
-    return hashlib.blake2b(data, digest_size=16)
+def _hash():
+    return hashlib.blake2b(digest_size=16)
 
 
 def _digest(file: BinaryIO) -> bytes:
