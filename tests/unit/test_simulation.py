@@ -237,7 +237,7 @@ def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
 
 
 def test_clients_that_may_have_changed():
-    """All after the start and after a state is loaded; otherwise the members of the cohorts, whose rows differ."""
+    """All after a start and after a state is loaded, otherwise the members of cohorts, whose rows differ."""
     method = SCAFFOLD(K=2, eta_l=0.05)
     simulation = mpifed.Simulation(Saddle(clients=9, d=4), method, participation={"cohort": 2})
     simulation.start()
