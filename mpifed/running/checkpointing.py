@@ -21,6 +21,7 @@ from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.reproducibility import differences, machine
+from mpifed.parallel.shared_memory import Nodes
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.data_agreement import digests, expect_same
 from mpifed.simulation.simulation import Simulation
@@ -61,6 +62,14 @@ class CheckpointManager:
         self.simulation, self.recorder, self.newest = simulation, recorder, 0
         self._history_rows, self._results_size = 0, 0
         self._sizes = _sizes(simulation)
+        self._parts = checkpoint.Parts(comm, folder.path) if self._writes_parts() else None
+
+    def _writes_parts(self) -> bool:
+        """Whether clients have state of which only some rows change, or several nodes can write it."""
+        clients, width = self._sizes["clients"]
+        several = Nodes.from_comm(self.comm).node is not self.comm
+        is_partial = self.simulation.config.participation.partial_setting(clients) != ""
+        return width > 0 and (several or is_partial)
 
     @property
     def state_bytes(self) -> int:
@@ -165,7 +174,7 @@ class CheckpointManager:
         """
         self.recorder.gather()
         diverged = end is not None and end.kind == "diverged"
-        has_checkpoint = (bool(self.run.checkpoint_every) or signalled) and not diverged
+        has_checkpoint = (self.run.checkpoint_every != 0 or signalled) and not diverged
         error = self._write(has_checkpoint, end, metrics)
         if error and end and not diverged:
             raise CollectiveError(error)
@@ -213,6 +222,8 @@ class CheckpointManager:
                         rows,
                         self.comm,
                         self.simulation.placement,
+                        self._parts,
+                        self.simulation.changed_clients,
                     )
                 if self.comm.rank == 0 and (end or self._is_results_file_due()):
                     self.recorder.write(self.folder.path, end, metrics or {})
@@ -222,6 +233,7 @@ class CheckpointManager:
             return broadcast_text(self.comm, self._failure(reason, end) if self.comm.rank == 0 else None)
         if has_checkpoint:
             self.newest = self.simulation.round
+            self.simulation.changed_clients[:] = False
         return ""
 
     def _write_history(self) -> None:

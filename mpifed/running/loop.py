@@ -74,7 +74,7 @@ def execute(
                 end = run.start(log) if saved is None else run.restore(saved)
                 while end is None:
                     # 3. Run a round, whose first Allreduce also sums the requests to stop.
-                    due = time.monotonic() >= run.saved + config.run.checkpoint_seconds
+                    due = run.is_checkpoint_due(simulation.round + 1)
                     contribution = rule.contribution(bool(run.signals.requested), run.elapsed, due)
                     rule.receive(simulation.step(contribution))
                     # 4. Record its costs.
@@ -85,8 +85,7 @@ def execute(
                         end = run.evaluate() or end
                     # 6. Stop after a signal, or write a checkpoint if it is due.
                     end = end or rule.end_by_signal(simulation.round)
-                    every = config.run.checkpoint_every
-                    if end is None and every and (rule.checkpoint_due or simulation.round % every == 0):
+                    if end is None and rule.checkpoint_due:
                         run.save()
                 # 7. Write the final files.
                 result = run.finish(end)
@@ -108,7 +107,8 @@ class _Run:
     """The parts of a run.
 
     Attributes:
-        saved: time of the last checkpoint, by the monotonic clock.
+        saved: time of the last checkpoint, by the monotonic clock; ``took``: seconds that it took;
+            ``saved_round``: its round, also if it could not be written.
         interval: number of rounds between evaluations.
     """
 
@@ -121,6 +121,7 @@ class _Run:
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._bar: tqdm | None = None
         self._was_complete, self._seconds = False, 0.0
+        self.took, self.saved_round = 0.0, 0
 
     def set_up(self, saved: Snapshot | None, callbacks: Sequence[object]) -> None:
         """Construct the simulation, which continues from ``saved``, and what records it. Collective."""
@@ -165,7 +166,7 @@ class _Run:
         """Restore a checkpoint; return the end if the run was or is at its end. Collective."""
         self.checkpoints.restore(saved)
         self.rule.restore(self.recorder.metrics, self.simulation.columns)
-        self.saved = time.monotonic()
+        self.saved, self.saved_round = time.monotonic(), saved.round
         end = final_end(saved.end, saved.round, saved.header["config"], self.config)
         if end:
             self._was_complete = True
@@ -231,9 +232,14 @@ class _Run:
         self.watchdog.beat(round, "checkpoint", self.checkpoints.state_bytes / WRITE_SPEED)
         self.checkpoints.save(end, metrics, self.rule.signalled)
         self.watchdog.beat(round)
-        self.saved = time.monotonic()
-        took, newest = time.perf_counter() - began, self.checkpoints.newest
-        LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, newest)
+        self.saved, self.saved_round, self.took = time.monotonic(), round, time.perf_counter() - began
+        newest = self.checkpoints.newest
+        LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, self.took, newest)
+
+    def is_checkpoint_due(self, round: int) -> bool:
+        """Return whether a checkpoint is due after ``round``, by this rank's clock."""
+        elapsed = time.monotonic() - self.saved
+        return self.config.run.is_checkpoint_due(round, self.saved_round, elapsed, self.took)
 
     def finish(self, end: End) -> Result:
         """Write the final files, unless the run was complete, and return the result. Collective."""

@@ -25,7 +25,7 @@ class StopRule:
     received a signal contributes 4.
 
     Attributes:
-        checkpoint_due: whether a checkpoint was due when the last round began.
+        checkpoint_due: whether a checkpoint is due after the last round.
         signalled: whether some rank had received a signal when the last round began.
         evaluated: the round of the last evaluation, -1 before the first.
 
@@ -45,7 +45,8 @@ class StopRule:
 
         Args:
             elapsed: returns the seconds that the rounds so far have taken; called on rank 0.
-            checkpoint_due: counts on rank 0 only, because the clocks of the ranks differ.
+            checkpoint_due: whether a checkpoint is due after the round; counts on rank 0 only, because the
+                clocks of the ranks differ.
         """
         budget, first = self.stop.seconds, self.comm.rank == 0
         out_of_time = budget is not None and first and elapsed() >= budget

@@ -58,6 +58,8 @@ class Rounds:
         compressor: compresses and scales messages.
         traffic, clock: communication volume, and simulated time of federated clients.
         costs: running totals of this rank.
+        changed: whether each client may have been stepped since the array was last cleared, ``[N]``, the same
+            on all ranks. All clients may have been in round 0, and when a state has been loaded.
         skipped: number of rounds in which no client participated. ``Now.round`` does not count them; random
             numbers have the addresses of all rounds.
         steps_done: number of local steps per client in all completed rounds. It is stored in checkpoints,
@@ -82,6 +84,7 @@ class Rounds:
         reach = placement.reach(transport.comm.rank)
         self.clients, self.costs = np.arange(reach.start, reach.stop), Costs()
         self.skipped, self._reported_absence = 0, False
+        self.changed = np.ones(problem.clients, dtype=bool)
         self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
         phases, start = config.algorithm.phases, config.algorithm.start
@@ -175,6 +178,7 @@ class Rounds:
                 break
             now, scales = self._now(r, cohort), self.coordinator.scales(cohort)
             # 2. Client functions fill messages, which are added up group by group while they are in cache.
+            self.changed[cohort.members] = True
             first_not_finite = None
             shared.pop_accesses()
             stage.reduction.begin(cohort)
@@ -300,6 +304,7 @@ class Rounds:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; records and residuals must have been restored. Collective."""
+        self.changed[:] = True
         self.steps_done, self.previous_steps = state["steps"]
         self.skipped, self.traffic.unsent = state["skipped"], set(state["unsent"])
         self.average_clients()

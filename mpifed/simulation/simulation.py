@@ -340,6 +340,12 @@ class Simulation:
         """Return the state of this rank's clients between rounds, one row per client."""
         return ClientRows([self.clients.buffer, self.rounds.memory.residuals[self._own]])
 
+    @property
+    def changed_clients(self) -> np.ndarray:
+        """Whether the row of each client may have changed, ``[N]``, since the caller last cleared the array;
+        the same on all ranks. All rows may have after a start and after :meth:`load_state_dict`."""
+        return self.rounds.changed
+
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state between two rounds, without copies. Collective.
 

@@ -192,6 +192,18 @@ class ClientRows:
         for part, columns in zip(self._parts, self._columns):
             part[first : first + len(rows)].copy_(source[:, columns])
 
+    def read_at(self, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Copy the rows at ``positions`` into ``rows``."""
+        target, index = torch.from_numpy(rows), torch.from_numpy(positions)
+        for part, columns in zip(self._parts, self._columns):
+            target[:, columns].copy_(part[index])
+
+    def write_at(self, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Replace the rows at ``positions``."""
+        source, index = torch.from_numpy(rows), torch.from_numpy(positions)
+        for part, columns in zip(self._parts, self._columns):
+            part[index] = source[:, columns]
+
     def copy_(self, rows: ClientRows) -> None:
         """Replace all rows by those of the same clients of another simulation."""
         for part, other in zip(self._parts, rows._parts):

@@ -24,18 +24,20 @@ from mpifed.base.errors import ConfigError
 
 __all__ = [
     "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC", "LOCK_FILE",
-    "LOG_FOLDER", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE", "SCRIPT",
-    "SCRIPT_HEAD", "SEARCH_RESULT", "TRIALS", "TRIED", "assigned_runs", "assignment_lines", "checkpoints",
-    "expect_own", "expect_writable", "is_figure", "is_own", "is_paper", "is_script", "is_weights", "logs",
-    "open_file", "rank_of", "remove_leftovers", "replacing", "round_of", "run_files", "sync",
-    "writing",
+    "LOG_FOLDER", "PART_MAGIC", "PNG_METADATA", "REPORT_FILES", "REPORT_MARK", "RESULTS_MAGIC", "RUN_FILE",
+    "SCRIPT", "SCRIPT_HEAD", "SEARCH_RESULT", "TRIALS", "TRIED", "assigned_runs", "assignment_lines",
+    "checkpoints", "expect_own", "expect_writable", "is_figure", "is_own", "is_paper", "is_part", "is_script",
+    "is_weights", "logs", "open_file", "parts_of_checkpoints", "rank_of", "remove_leftovers", "replacing",
+    "round_of", "run_files", "sync", "writing",
 ]  # fmt: skip
 
 RUN_FILE, LOCK_FILE = "run.h5", "run.lock"
 #: The folder of the logs.
 LOG_FOLDER = "log"
-#: First bytes of checkpoints, and of results files. Results files of version 0.1 begin with HDF5's own bytes.
-CHECKPOINT_MAGIC, RESULTS_MAGIC = b"mpifed checkpoint ", b"mpifed run file "
+#: First bytes of checkpoints, of their parts, and of results files. Results files of version 0.1 begin with
+#: HDF5's own bytes.
+CHECKPOINT_MAGIC, PART_MAGIC = b"mpifed checkpoint ", b"mpifed client rows "
+RESULTS_MAGIC = b"mpifed run file "
 HISTORY_FILE, HISTORY_MAGIC = "history.bin", b"mpifed history 1\n"
 #: First bytes of a log, and of a lock file whose process has not ended normally.
 LOG_MAGIC, LOCK_MAGIC = b"mpifed log of rank ", b"process "
@@ -91,14 +93,17 @@ def is_weights(head: bytes) -> bool:
     return head[8:].startswith(WEIGHTS_MARK)
 
 
-#: Names of checkpoints and of logs.
-_CHECKPOINT, _LOG = re.compile(r"checkpoint-[0-9]{8,}\.h5"), re.compile(r"rank-[0-9]+\.txt")
+#: Names of checkpoints, of their parts, and of logs.
+_CHECKPOINT = re.compile(r"checkpoint-[0-9]{8,}\.h5")
+_PART = re.compile(r"checkpoint-[0-9]{8,}-part-[0-9]{1,18}\.h5")
+_LOG = re.compile(r"rank-[0-9]+\.txt")
 #: Patterns of the names that a run uses in its folder → signature.
 _RUN = {
     re.compile(re.escape(RUN_FILE)): _begins(RESULTS_MAGIC),
     re.compile(re.escape(HISTORY_FILE)): _begins(HISTORY_MAGIC),
     re.compile(re.escape(LOCK_FILE)): _begins(LOCK_MAGIC),
     _CHECKPOINT: _begins(CHECKPOINT_MAGIC),
+    _PART: _begins(PART_MAGIC),
 }
 #: Patterns of all names that this package chooses → signature.
 _NAMES = _RUN | {
@@ -225,6 +230,16 @@ def checkpoints(folder: str | Path) -> list[Path]:
     """Return the files of a folder with the names of checkpoints, the newest last."""
     named = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
     return sorted((path for path in named if path.is_file()), key=lambda path: (len(path.name), path.name))
+
+
+def parts_of_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the files of a folder with the names of parts of checkpoints."""
+    return [path for path in Path(folder).glob("checkpoint-*-part-*.h5") if is_part(path.name)]
+
+
+def is_part(name: str) -> bool:
+    """Whether a file name is that of a part of a checkpoint."""
+    return bool(_PART.fullmatch(name))
 
 
 def round_of(path: Path) -> int:

@@ -22,6 +22,7 @@ from mpifed.storage.files import (
     expect_own,
     is_own,
     open_file,
+    parts_of_checkpoints,
     remove_leftovers,
     run_files,
     sync,
@@ -175,7 +176,8 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the files of the previous run, and no others. From now on :meth:`close` keeps the folder."""
-        for path in filter(is_own, [*self.results(), self.path / HISTORY_FILE]):
+        others = [self.path / HISTORY_FILE, *parts_of_checkpoints(self.path)]
+        for path in filter(is_own, [*self.results(), *others]):
             path.unlink()
         self._created = False
 

@@ -6,6 +6,12 @@ can crash on a damaged file. The digest is not a signature: anybody can create a
 Therefore the structure of a file is validated before any value is read. HDF5 can be made to read other files
 (links, external storage, virtual data sets), or to fill the memory from a small file (compression, sizes
 without data). Files of this package contain none of these.
+
+The digest of a large file is computed while the file is written. HDF5 writes data in order, but the structure
+of the file between them and at the end. Therefore this digest is that of the CRC-32 checksums of the file's
+blocks of 1 MiB: the checksum of a block whose bytes arrive in order is computed at once, and only the few
+other blocks are read again. CRC-32 takes a fifth of the time of BLAKE2 and overlooks one in 4 · 10^9 random
+changes of a block.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import hashlib
 import io
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,24 +31,36 @@ from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
 from mpifed.storage.files import HDF5_MAGIC, open_file
 
-__all__ = ["USER_BLOCK", "ErrorDeferringFile", "add_digest", "create", "expect_digest", "open_untrusted"]
+__all__ = [
+    "USER_BLOCK", "BlockDigests", "ErrorDeferringFile", "add_digest", "create", "digest_line",
+    "expect_digest", "open_untrusted",
+]  # fmt: skip
 
-#: Size of the user block in bytes.
-USER_BLOCK = 512
+#: Size of the user block in bytes, and of the blocks with separate checksums.
+USER_BLOCK, BLOCK = 512, 2**20
+#: Precedes a digest of blocks.
+_BLOCKS = b"blocks "
 _NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
 
 
 class ErrorDeferringFile(io.FileIO):
     """A new file for h5py, as a context that raises the first write error, an :class:`OSError`, at the end,
-    because HDF5 can crash on errors."""
+    because HDF5 can crash on errors.
+
+    Args:
+        digests: receives the bytes that are written.
+    """
 
     error: OSError | None = None
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, digests: BlockDigests | None = None):
         super().__init__(path, "w+")
+        self._digests = digests
 
     def write(self, data) -> int:
         rest = memoryview(data).cast("B")
+        if self._digests and not self.error:
+            self._digests.add(self.tell(), rest)
         try:
             while rest and not self.error:  # a nearly full disk accepts only a part
                 rest = rest[super().write(rest) :]
@@ -62,30 +81,77 @@ class ErrorDeferringFile(io.FileIO):
             raise self.error
 
 
+class BlockDigests:
+    """The checksums of a file's blocks after the user block, computed while the file is written."""
+
+    def __init__(self):
+        self._sums: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # number of bytes in the sum; -1 if they were not written in order
+
+    def add(self, position: int, data: memoryview) -> None:
+        """Add the bytes that are written at a position of the file."""
+        position, data = position - USER_BLOCK, data[max(0, USER_BLOCK - position) :]
+        position = max(0, position)
+        while data:
+            number, offset = divmod(position, BLOCK)
+            piece = data[: BLOCK - offset]
+            if self._sizes.setdefault(number, 0) == offset:
+                self._sums[number] = zlib.crc32(piece, self._sums.get(number, 0))
+                self._sizes[number] += len(piece)
+            else:
+                self._sizes[number] = -1
+            position, data = position + len(piece), data[len(piece) :]
+
+    def digest(self, file: BinaryIO) -> bytes:
+        """Return the hexadecimal digest of the file, of which the blocks not written in order are read."""
+        size, whole = os.fstat(file.fileno()).st_size - USER_BLOCK, _hash()
+        for number, start in enumerate(range(0, size, BLOCK)):
+            length = min(BLOCK, size - start)
+            if self._sizes.get(number) == length:
+                checksum = self._sums[number]
+            else:
+                file.seek(USER_BLOCK + start)
+                checksum = zlib.crc32(file.read(length))
+            whole.update(checksum.to_bytes(4, "little"))
+        whole.update(size.to_bytes(8, "little", signed=True))
+        return whole.hexdigest().encode()
+
+
 @contextmanager
-def create(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
+def create(path: Path, magic: bytes, format: int, digests: BlockDigests | None = None) -> Iterator[h5py.File]:
     """Yield an HDF5 file to fill, and add the digest at the end.
 
     Args:
         magic: the type of the file, its first bytes.
         format: the format number.
+        digests: computes the digest of a large file while it is written. Default: all bytes are read and
+            hashed at the end.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    with ErrorDeferringFile(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+    with (
+        ErrorDeferringFile(path, digests) as target,
+        h5py.File(target, "w", userblock_size=USER_BLOCK) as file,
+    ):
         target.seek(0)
         target.write(magic)  # so that the file of a killed process is recognised
         yield file
-    add_digest(path, magic, format)
+    add_digest(path, magic, format, digests)
 
 
-def add_digest(path: Path, magic: bytes, format: int) -> None:
+def add_digest(path: Path, magic: bytes, format: int, digests: BlockDigests | None = None) -> None:
     """Write the two lines of the user block of an HDF5 file."""
     with open(path, "r+b") as file:
-        digest = _digest(file)
+        digest = _BLOCKS + digests.digest(file) if digests else _digest(file)
         file.seek(0)
         file.write(b"%s%d\n%s\n" % (magic, format, digest))
+
+
+def digest_line(file: BinaryIO) -> str:
+    """Return the digest in the user block of an open file, which identifies its content."""
+    file.seek(0)
+    return file.read(USER_BLOCK).partition(b"\n")[2].partition(b"\n")[0].decode(errors="replace")
 
 
 def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
@@ -104,13 +170,18 @@ def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
         else:
             kind = f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
         raise ValueError(f"it is {kind}, expected format {format}")
-    if rest.partition(b"\n")[0] != _digest(file):
+    stored = rest.partition(b"\n")[0]
+    if stored != (_BLOCKS + BlockDigests().digest(file) if stored.startswith(_BLOCKS) else _digest(file)):
         raise ValueError("its bytes do not match their digest")
+
+
+def _hash():
+    return hashlib.blake2b(digest_size=16)
 
 
 def _digest(file: BinaryIO) -> bytes:
     """Return the hexadecimal BLAKE2 digest of the bytes after the user block."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = _hash()
     file.seek(USER_BLOCK)
     while block := file.read(2**20):
         digest.update(block)

@@ -9,19 +9,25 @@ from mpifed.base.units import Seconds
 
 __all__ = ["StorageOptions"]
 
+#: Default number of rounds and seconds between checkpoints, and minimum ratio of the time between two
+#: checkpoints to the time that a checkpoint takes, unless the settings are given.
+_EVERY, _SECONDS, _RATIO = 50, 300.0, 10
+
 
 class StorageOptions(Section):
     """Where a run writes its files, and how often."""
 
-    checkpoint_every: Files[int] = Field(
-        50,
+    checkpoint_every: Files[int | None] = Field(
+        None,
         ge=0,
-        description="rounds between checkpoints; 0 writes a checkpoint only if a signal ends the run",
+        description="rounds between checkpoints; 0 writes a checkpoint only if a signal ends the run; "
+        "default: 50, or more until ten times the time of the last checkpoint has passed",
     )
-    checkpoint_seconds: Files[Seconds] = Field(
-        300.0,
+    checkpoint_seconds: Files[Seconds | None] = Field(
+        None,
         gt=0,
-        description="time after which a checkpoint is written earlier, unless checkpoint_every = 0",
+        description="time after which a checkpoint is written earlier, unless checkpoint_every = 0; default: "
+        "300, or ten times the time of the last checkpoint",
     )
     keep: Files[int] = Field(3, ge=1, description="number of checkpoints to keep")
     keep_best: Files[str | None] = Field(
@@ -34,3 +40,20 @@ class StorageOptions(Section):
     tensorboard: Files[bool] = Field(
         False, description="also write metrics and costs for TensorBoard, into the subfolder tensorboard"
     )
+
+    def is_checkpoint_due(self, round: int, saved_round: int, elapsed: float, duration: float) -> bool:
+        """Return whether a checkpoint is written after ``round``.
+
+        Args:
+            saved_round: round of the last checkpoint; ``elapsed``: seconds since it was written;
+                ``duration``: seconds that this took.
+        """
+        every, seconds = self.checkpoint_every, self.checkpoint_seconds
+        if every == 0:
+            return False
+        shortest = _RATIO * duration
+        by_time = elapsed >= (max(_SECONDS, shortest) if seconds is None else seconds)
+        if every is not None:
+            return by_time or round % every == 0
+        # A multiple of the default that came too early is made up for.
+        return by_time or (round // _EVERY > saved_round // _EVERY and elapsed >= shortest)

@@ -27,6 +27,7 @@ from mpifed.storage.files import (
     checkpoints,
     is_script,
     open_file,
+    parts_of_checkpoints,
     round_of,
 )
 from mpifed.storage.folder import Holder, holder
@@ -34,7 +35,7 @@ from mpifed.storage.results import RunData, class_name, expect, load
 
 __all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
 
-#: Maximum size in bytes of a checkpoint that is read. Larger checkpoints are identified by name only.
+#: Maximum size in bytes of a checkpoint and all parts that is read. Larger ones are identified by name only.
 MAX_READ = 16 * 2**20
 #: Number of rounds at the end of a history that determine the speed of a run.
 RECENT = 100
@@ -222,7 +223,7 @@ def _state(
 
 def _resumable(files: list[Path]) -> tuple[int | None, dict, list[str]]:
     """Return the round from which a run can be resumed, its settings, and errors of newer checkpoints."""
-    if files[-1].stat().st_size > MAX_READ:
+    if sum(path.stat().st_size for path in [files[-1], *parts_of_checkpoints(files[-1].parent)]) > MAX_READ:
         return _round(files), {}, []
     path, header, _, complaints = newest(files[-1].parent, _expect_settings)
     return _round([path] if path else []), header.get("config", {}), complaints

@@ -18,7 +18,7 @@ from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
 from mpifed.simulation.data_agreement import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
-from mpifed.storage.files import TRIALS, is_own
+from mpifed.storage.files import TRIALS, is_own, parts_of_checkpoints
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import RunData, load
 
@@ -26,9 +26,6 @@ __all__ = [
     "IndependentComm", "TrialOutcome", "Preview", "Request", "delete_checkpoints", "preview", "run_trial",
     "trial_folder",
 ]  # fmt: skip
-
-#: Rounds between checkpoints of trials if the job disables checkpoints, from which the next rung resumes.
-CHECKPOINT_EVERY = 50
 
 
 class IndependentComm(SerialComm):
@@ -169,7 +166,7 @@ def _config(config: Config, request: Request, folder: Path) -> Config:
     """Return the configuration with the requested rounds; steps of theorems remain those of the full run."""
     changes = {
         "out": str(folder),
-        "checkpoint_every": config.run.checkpoint_every or CHECKPOINT_EVERY,
+        "checkpoint_every": config.run.checkpoint_every or None,  # the next rung resumes from a checkpoint
         "keep": 1,
         "progress": False,
         "tensorboard": False,
@@ -208,5 +205,5 @@ def _outcome(stored: RunData, rounds: int, metric: str) -> TrialOutcome:
 
 def delete_checkpoints(folder: Path) -> None:
     """Delete the checkpoints of a run that does not continue; its results remain."""
-    for path in filter(is_own, Folder(folder).checkpoints()):
+    for path in filter(is_own, [*Folder(folder).checkpoints(), *parts_of_checkpoints(folder)]):
         path.unlink(missing_ok=True)

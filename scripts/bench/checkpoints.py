@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Cost of a checkpoint by the number of recorded rounds: python scripts/bench/checkpoints.py [--json FILE]
+"""Cost of a checkpoint by the number of recorded rounds, and of its client rows: python
+scripts/bench/checkpoints.py [--json FILE] [--rows-only]
 
 One process with four clients and three metrics, with ten rounds and one evaluation between checkpoints. The
 table shows the CPU time and the number of bytes written: for the first checkpoint, the median and the mean of
 the following ones (only the mean includes the results file, which is rewritten less often), and for the end
 of the run, which writes all files. The results file must then contain every round.
+
+The second table shows the same for 1 GB of client rows: in one file, in a part, and the changed rows of 1,000
+clients of 10^6. The rows of the last checkpoint must be those of the state.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from launching import write_json
 RECORDED = (0, 10_000, 100_000, 1_000_000)
 CHECKPOINTS = 40
 ROUNDS = 10
+CLIENTS, WIDTH, CHANGED = 1_000_000, 125, 1000
 
 
 def written() -> int:
@@ -96,10 +101,61 @@ def measure(recorded: int, out: Path) -> dict:
     }
 
 
+def measure_rows(folder: Path, clients: int = CLIENTS) -> list[dict]:
+    """Return the rows of the table of client rows: the medians of three checkpoints of each type."""
+    import torch
+
+    from mpifed.parallel.comm import SerialComm
+    from mpifed.parallel.placement import Placement
+    from mpifed.simulation.state import ClientRows
+    from mpifed.storage import checkpoint
+
+    comm, placement, draw = SerialComm(), Placement(clients, 1), np.random.default_rng(0)
+    state = torch.from_numpy(draw.random((clients, WIDTH)))
+    rows, parts, everything = (
+        ClientRows([state]),
+        checkpoint.Parts(comm, folder),
+        np.ones(clients, dtype=bool),
+    )
+    some = np.isin(np.arange(clients), draw.choice(clients, min(CHANGED, clients - 1), replace=False))
+    table, round = [], 0
+    for name, own, changed in (
+        ("one file", None, None),
+        ("all rows in a part", parts, everything),
+        ("changed rows in a part", parts, some),
+    ):
+        costs = []
+        for _ in range(4):  # the first one also allocates the disk's memory
+            round += 1
+            state[torch.from_numpy(some if changed is None else changed)] += 1
+            header, began = {"round": round}, time.perf_counter()
+            write = cost(lambda: checkpoint.write(folder, 1, header, {}, rows, comm, placement, own, changed))
+            costs.append((*write, 1e3 * (time.perf_counter() - began)))
+        cpu, size, wall = np.median(costs[1:], axis=0).tolist()
+        table.append({"rows": name, "cpu_ms": cpu, "bytes": int(size), "wall_ms": wall})
+    read = torch.zeros_like(state)
+    checkpoint.read_clients(checkpoint.newest(folder)[0], ClientRows([read]), comm, placement)
+    if not read.equal(state):
+        sys.exit("checkpoints: the rows of the last checkpoint are not those of the state")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="output file of the rows")
+    parser.add_argument("--rows-only", action="store_true", help="only the table of client rows")
     options = parser.parse_args()
+    rows = [] if options.rows_only else by_rounds()
+    with tempfile.TemporaryDirectory() as folder:
+        of_rows = measure_rows(Path(folder))
+    print(f"{'client rows':<23} {'CPU ms':>8} {'wall ms':>8} {'MB':>9}")
+    for row in of_rows:
+        print(f"{row['rows']:<23} {row['cpu_ms']:>8,.0f} {row['wall_ms']:>8,.0f} {row['bytes'] / 1e6:>9,.2f}")
+    write_json(options.json, rows + of_rows)
+
+
+def by_rounds() -> list[dict]:
+    """Print the table by recorded rounds, and return its rows."""
     rows = []
     print(
         f"{'recorded':>9} {'first ms':>9} {'median ms':>10} {'mean ms':>8} {'median KB':>10} {'mean KB':>8} ",
@@ -116,7 +172,7 @@ def main() -> None:
             f"{row['end_bytes'] / 1e3:>7,.0f}",
             flush=True,
         )
-    write_json(options.json, rows)
+    return rows
 
 
 if __name__ == "__main__":

@@ -4,18 +4,21 @@ identical.
 Each chain kills the same job repeatedly at different moments.
 """
 
+import json
 import re
 import time
 
+import h5py
 import launch
 import numpy as np
 import pytest
 from processes import alive, all_ranks, segments, wait_for_the_end
-from small_job import ALLREDUCE, LIMIT, ROUNDS, STEP, command, end, job, logs, saved
+from small_job import ALLREDUCE, LIMIT, ROUNDS, STEP, command, end, final, job, logs, saved
 
 from mpifed import load, run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
+from mpifed.storage.files import checkpoints
 
 BCAST, SEAL, SEND = (
     "mpifed.parallel.comm:MpiComm.bcast_",
@@ -104,6 +107,54 @@ def test_kills_while_a_long_history_is_written(tmp_path):
         assert one.point[block].equal(other.point[block]) and len(one.iterates[block]) == ROUNDS
     assert one.history == other.history
     assert not list((tmp_path / "run").glob("*.tmp.*")), "an incomplete file remains"
+
+
+#: A cohort of two of the six clients, so that checkpoints contain only rows that have changed.
+COHORT = """
+rounds = 12
+[algorithm]
+name = "SCAFFOLD"
+K = 2
+eta_l = 0.05
+[problem]
+name = "Saddle"
+clients = 6
+d = 5
+[participation]
+cohort = 2
+[run]
+reduction = "exact"
+checkpoint_every = 1
+keep = 2
+progress = false
+watchdog = 20
+"""
+#: A checkpoint completes and renames three files: its part, itself, and the results file.
+PARTS = [
+    (f"0 kill {SEAL} 4", 1),  # the data of the part of round 2 are written, its seal is not
+    (f"0 kill {REPLACE} 6", 2),  # the part of round 3 is renamed, the checkpoint that lists it is not
+    (f"0 kill-after {REPLACE} 6", 4),  # the checkpoint of round 4 is renamed
+    ("0 kill mpifed.storage.checkpoint:_remove_unlisted 3", 6),  # old checkpoints are removed, parts are not
+    (f"1 kill {SEND} 3", 10),  # rows of round 11 are being sent to rank 0
+]
+
+
+def test_kills_while_changed_rows_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("small_job.JOB", COHORT)
+    (tmp_path / "whole").mkdir()
+    run(Config.load(job(tmp_path / "whole")), SerialComm(), "never")
+    for fault, newest in PARTS:
+        output = killed(tmp_path, 2, fault, "openmpi")
+        assert saved(tmp_path) == newest, (fault, output)
+    np.testing.assert_array_equal(end(tmp_path, rounds=12), final(tmp_path / "whole", 12))
+    listed = {part for path in checkpoints(tmp_path / "run") for part in parts_of(path)}
+    assert listed == {path.name for path in (tmp_path / "run").glob("*-part-*.h5")} and len(listed) > 1
+    assert not list((tmp_path / "run").glob("*.tmp.*")), "an incomplete file remains"
+
+
+def parts_of(path) -> list[str]:
+    with h5py.File(path) as file:
+        return [name for name, *_ in json.loads(file["parts"][...].tobytes())["files"]]
 
 
 def test_the_log_of_a_killed_rank_is_kept_and_extended_by_the_resumed_run(tmp_path):

@@ -1,6 +1,7 @@
 """Placement by cost: results are bitwise identical, runs move between layouts, and a phase is one
 Allreduce."""
 
+import functools
 import itertools
 import json
 import shutil
@@ -13,17 +14,18 @@ import pytest
 import torch
 from everything import FITTING, METHODS, method, problem
 from games import Game, configuration, started
+from nodes import two_nodes
 from resumed import bits
 
 from mpifed import resume, run
-from mpifed.algorithms import AdaFGDA, LocalSGDA
+from mpifed.algorithms import SCAFFOLD, AdaFGDA, LocalSGDA
 from mpifed.core.algorithm import updated_matrices
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
 from mpifed.simulation.state import ClientRows
-from mpifed.storage import checkpoint
+from mpifed.storage import checkpoint, client_rows
 
 pytestmark = pytest.mark.mpi
 
@@ -155,7 +157,7 @@ def test_runs_resumed_with_another_placement(comm, out, forced):
 def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
     """Rows are written with one placement and read with others, with empty ranks and several blocks per
     rank."""
-    monkeypatch.setattr(checkpoint, "MAX_BLOCK", 2 * 3 * 8)
+    monkeypatch.setattr(client_rows, "MAX_BLOCK", 2 * 3 * 8)
     clients, last = 7, comm.size - 1
     placements = [
         Placement(clients, comm.size),
@@ -176,6 +178,101 @@ def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
             path = folder / "checkpoint-00000001.h5" if comm.rank == 0 else None
             checkpoint.read_clients(path, ClientRows([torch.from_numpy(rows)]), comm, target)
             np.testing.assert_array_equal(rows, table[target.clients_of(comm.rank)])
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_parts_of_two_nodes(comm, out, monkeypatch, width):
+    """The first rank of each node writes the rows of its node that have changed; any placement reads them."""
+    monkeypatch.setattr(client_rows, "MAX_BLOCK", 2 * 3 * 8)
+    clients, last, nodes, folder = 9, comm.size - 1, two_nodes(comm), Path(out)
+    source = Placement(clients, comm.size, [0, *[min(5, clients * last)] * last, clients])
+    table = np.arange(clients * width, dtype=np.float64).reshape(clients, width)
+    parts = checkpoint.Parts(nodes, folder)
+    for r, changed in enumerate([range(9), (0, 8), (3,), (8,)], start=1):
+        table[[*changed]] += r
+        mask = np.isin(np.arange(clients), changed)
+        own = ClientRows([torch.from_numpy(table[source.clients_of(comm.rank)])])
+        checkpoint.write(folder, 2, {"round": r}, {}, own, nodes, source, parts, mask)
+    comm.barrier()
+    written = Counter(path.name[:19] for path in folder.glob("*-part-*.h5"))
+    several = 2 if comm.size > 1 else 1
+    assert written == {
+        f"checkpoint-0000000{r}": count for r, count in zip((1, 2, 3, 4), (several, several, 1, 1))
+    }
+    for target in (
+        source,
+        Placement(clients, comm.size),
+        Placement(clients, comm.size, [0] * comm.size + [9]),
+    ):
+        rows = np.full((len(target.clients_of(comm.rank)), width), -1.0)
+        path = checkpoint.newest(folder)[0] if comm.rank == 0 else None
+        checkpoint.read_clients(path, ClientRows([torch.from_numpy(rows)]), comm, target)
+        np.testing.assert_array_equal(rows, table[target.clients_of(comm.rank)])
+    comm.barrier()
+
+
+@pytest.mark.parametrize("fails", ["_write_part", "_write_head", "Gathering", "unshared"])
+def test_a_part_cannot_be_written(comm, out, monkeypatch, fails):
+    """All ranks raise the error of a rank, no part remains, and the previous checkpoint is valid."""
+    nodes, folder, placement = two_nodes(comm), Path(out), Placement(5, comm.size)
+    rows = ClientRows([torch.ones(len(placement.clients_of(comm.rank)), 3)])
+    parts, changed = checkpoint.Parts(nodes, folder), np.ones(5, dtype=bool)
+    checkpoint.write(folder, 2, {"round": 1}, {}, rows, nodes, placement, parts, changed)
+    comm.barrier()
+    before = {path.name for path in folder.iterdir()}
+    comm.barrier()
+    last = parts.comm.rank == 0 and comm.rank + parts.comm.size == comm.size
+
+    def fail(*arguments, **_):
+        if fails != "_write_part":
+            raise OSError(5, "Input/output error")
+        gathering = arguments[1]
+        for _ in gathering.receive() if gathering.receives else [gathering.send()]:
+            pass
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        if fails == "unshared":
+            patched.setattr(checkpoint, "_has_size", lambda *_: False)
+        elif fails == "Gathering" and last:
+            patched.setattr(client_rows.np, "empty", no_memory)
+        elif last or (fails == "_write_head" and comm.rank == 0):
+            patched.setattr(checkpoint, fails, fail)
+        with pytest.raises(CollectiveError, match="Input/output|memory|all nodes share"):
+            checkpoint.write(folder, 2, {"round": 2}, {}, rows, nodes, placement, parts, changed)
+    comm.barrier()
+    assert {path.name for path in folder.iterdir()} == before
+    comm.barrier()
+    checkpoint.write(folder, 1, {"round": 2}, {}, rows, nodes, placement, parts, changed)
+    assert comm.rank or checkpoint.newest(folder)[1]["round"] == 2
+    comm.barrier()
+
+
+def no_memory(*_, **__):
+    raise MemoryError("no memory for a block")
+
+
+def test_nodes_with_different_folders(comm, out):
+    """Rank 0 writes the rows of all ranks."""
+    nodes = two_nodes(comm)
+    folder = Path(out, "shared" if comm.rank == 0 or nodes.node == 0 else "local")
+    folder.mkdir(exist_ok=True)
+    parts = checkpoint.Parts(nodes, folder)
+    assert parts.comm.size == comm.size and parts.ranks == [*range(comm.size)]
+
+
+def test_a_cohort_on_two_nodes_is_resumed_on_any_number_of_ranks(comm, out):
+    """From two nodes to one process, and from there to two nodes; bitwise identical."""
+    settings = dict(rounds=9, cohort=2, reduction="exact", checkpoint_every=1, keep=2, batch_size=1)
+    settings |= dict(placement="even", noise=None)
+    job = functools.partial(configuration, SCAFFOLD(K=2, eta_l=0.02), Saddle(clients=7, d=4), **settings)
+    whole = run(job(f"{out}/whole"), comm)
+    run(job(f"{out}/run", rounds=4), two_nodes(comm))
+    assert comm.rank or len([*Path(out, "run").glob("*-part-*.h5")]) >= 4
+    if comm.rank == 0:
+        resume(f"{out}/run", ["rounds=6"], comm=SerialComm())
+    comm.barrier()
+    assert_same(resume(f"{out}/run", ["rounds=9"], comm=two_nodes(comm)), whole)
 
 
 class Counting:

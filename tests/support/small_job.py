@@ -10,6 +10,7 @@ import numpy as np
 from mpifed import run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
+from mpifed.storage.files import checkpoints, round_of
 
 DRIVER = Path(__file__).with_name("driver.py")
 #: Time limit in seconds of real processes on a busy machine with two cores.
@@ -68,7 +69,7 @@ def end(folder: Path, resume: str = "must", rounds: int = ROUNDS) -> np.ndarray:
 
 def saved(folder: Path) -> int:
     """Return the round of the newest checkpoint, or 0."""
-    return max((int(path.stem.split("-")[1]) for path in (folder / "run").glob("checkpoint-*.h5")), default=0)
+    return max(map(round_of, checkpoints(folder / "run")), default=0)
 
 
 def logs(folder: Path) -> list[str]:

@@ -149,3 +149,8 @@ def test_other_bits_on_several_ranks_end_the_benchmark(bench):
 def test_checkpoints(bench, tmp_path, recorded):
     row = bench("checkpoints").measure(recorded, tmp_path / "run")
     assert row["recorded"] == recorded and 0 < row["median_bytes"] <= row["end_bytes"]
+
+
+def test_checkpoints_of_client_rows(bench, tmp_path):
+    one, part, some = bench("checkpoints").measure_rows(tmp_path, 3000)
+    assert 3_000_000 < one["bytes"] < part["bytes"] < 3.1e6 and 1e6 < some["bytes"] < 1.1e6

@@ -6,25 +6,30 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from games import configuration
 from resumed import assert_same
 from runfiles import edited, replaced, rewrite, settings
 from saddle_job import config, table
 
 import mpifed
 from mpifed import __version__, resume, run
-from mpifed.algorithms import ALGORITHMS
+from mpifed.algorithms import ALGORITHMS, SCAFFOLD
 from mpifed.base.errors import ConfigError
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Now
+from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import Saddle
 from mpifed.running.recorder import Recorder
 from mpifed.running.resume import final_results, open_for_run
 from mpifed.running.run import SweepOutcome, sweep
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint
+from mpifed.storage.files import parts_of_checkpoints
 from mpifed.storage.folder import Folder
 from mpifed.storage.results import End, load
+from mpifed.tuning.trials import delete_checkpoints
 
 COMM = SerialComm()
 DONE = End("rounds", "all 6 rounds done")
@@ -306,7 +311,7 @@ def test_no_valid_checkpoint(without_results):
         message = str(error.value)
         assert "run.overwrite=true starts over" in message and message.count("cannot be used") == 3
         assert message.count(f"it was written by mpifed {__version__}") == 2
-        assert "it is of format 9, expected format 5" in message
+        assert "it is of format 9, expected format 6" in message
 
 
 @pytest.mark.parametrize(
@@ -543,3 +548,19 @@ def test_averages_over_steps_across_a_change_of_their_number(tmp_path, monkeypat
     resume(tmp_path / "run", ["rounds=3", "algorithm.K=6"], COMM)
     # Only rounding of the running average in float64.
     torch.testing.assert_close(averages[-1], sum(sums) / 10, rtol=1e-13, atol=1e-13)
+
+
+def test_parts_of_checkpoints_are_removed_with_them(tmp_path):
+    """By a run that replaces another one, and when the checkpoints of a trial are deleted."""
+    job = configuration(
+        SCAFFOLD(K=2, eta_l=0.05), Saddle(clients=9, d=4), tmp_path, cohort=2, checkpoint_every=1
+    )
+    run(job, COMM)
+    parts = {*parts_of_checkpoints(tmp_path)}
+    assert {path.name[:19] for path in parts} == {f"checkpoint-0000000{r}" for r in (1, 2, 3)}
+    full = job.model_copy(update={"participation": Participation()})
+    run(full, COMM)
+    assert parts_of_checkpoints(tmp_path) == [] and len(Folder(tmp_path).checkpoints()) == 3
+    run(job, COMM)
+    delete_checkpoints(tmp_path)
+    assert parts_of_checkpoints(tmp_path) == [] and Folder(tmp_path).checkpoints() == []

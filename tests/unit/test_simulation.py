@@ -4,13 +4,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed import Blocks, Minimax, generator
-from mpifed.algorithms import FGDA, FLRA, LESGD, SAGDA, FedAvg, LocalSGDA
+from mpifed.algorithms import FGDA, FLRA, LESGD, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -233,3 +234,23 @@ def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
     with pytest.raises(CollectiveError, match=f"Shifted.{name} changes the parameter '{parameter}' in place"):
         simulation.evaluate()
     assert torch.equal(simulation.point(), before)
+
+
+def test_clients_that_may_have_changed():
+    """All after a start and after a state is loaded, otherwise the members of cohorts, whose rows differ."""
+    method = SCAFFOLD(K=2, eta_l=0.05)
+    simulation = mpifed.Simulation(Saddle(clients=9, d=4), method, participation={"cohort": 2})
+    simulation.start()
+    assert simulation.changed_clients.all()
+    before = simulation.clients.buffer.clone()
+    simulation.changed_clients[:] = False
+    members = set()
+    for r in (1, 2, 3):
+        simulation.step()
+        members |= {*simulation.rounds.coordinator.cohort(r).members.tolist()}
+    changed = simulation.changed_clients
+    assert {*np.flatnonzero(changed).tolist()} == members and 2 <= len(members) < 9
+    different = (simulation.clients.buffer != before).any(dim=1).numpy()
+    np.testing.assert_array_equal(different, changed)
+    simulation.load_state_dict(simulation.state_dict())
+    assert simulation.changed_clients.all()

@@ -24,7 +24,7 @@ from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
 from mpifed.storage import status as module
-from mpifed.storage.files import SCRIPT_HEAD, assignment_lines
+from mpifed.storage.files import PART_MAGIC, SCRIPT_HEAD, assignment_lines
 from mpifed.storage.results import load
 from mpifed.storage.status import Status, status
 
@@ -155,6 +155,15 @@ def test_a_large_checkpoint_is_not_read(killed, monkeypatch):
     monkeypatch.setattr(module, "MAX_READ", 0)
     monkeypatch.setattr(module, "newest", None)
     assert "continues from round 6" in status(killed).reason
+
+
+def test_parts_count_for_the_size_of_a_checkpoint(killed, monkeypatch):
+    large = 1 + max(path.stat().st_size for path in killed.glob("checkpoint-*.h5"))
+    monkeypatch.setattr(module, "MAX_READ", large)
+    (killed / "run.h5").unlink()
+    assert status(killed).method == "AdaFGDA"  # by the checkpoint
+    (killed / "checkpoint-00000006-part-0.h5").write_bytes(PART_MAGIC + bytes(large))
+    assert "continues from round 6" in status(killed).reason and status(killed).method == ""
 
 
 def test_locks_that_cannot_be_tested(killed, monkeypatch):

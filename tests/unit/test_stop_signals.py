@@ -22,6 +22,7 @@ from mpifed.simulation import simulation
 from mpifed.simulation.executor import Executor
 from mpifed.storage import checkpoint
 from mpifed.storage.files import checkpoints, round_of
+from mpifed.storage.options import StorageOptions
 from mpifed.storage.results import End
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
@@ -108,6 +109,26 @@ def test_checkpoints_by_time(tmp_path, whole, every, rounds):
     options = {"checkpoint_every": every, "checkpoint_seconds": 1e-9, "keep": 9}
     assert torch.equal(point(run(config(tmp_path, **options), SerialComm())), whole)
     assert [*map(round_of, checkpoints(tmp_path))] == [*rounds]
+
+
+@pytest.mark.parametrize("settings, seconds, duration, rounds", [
+    ({}, 1.0, 0.0, [50, 100, 150, 200]),
+    ({}, 1.0, 3.0, [50, 100, 150, 200]),
+    ({}, 1.0, 8.0, [80, 160]),  # 50 and 100 are too early
+    ({}, 10.0, 0.0, [30, 50, 80, 100, 130, 150, 180, 200]),  # also after 300 seconds
+    ({}, 10.0, 50.0, [50, 100, 150, 200]),
+    ({"checkpoint_every": 70}, 1.0, 1e9, [70, 140]),
+    ({"checkpoint_every": 70, "checkpoint_seconds": 60.0}, 1.0, 1e9, [60, 70, 130, 140, 200]),
+    ({"checkpoint_seconds": 60.0}, 1.0, 1e9, [60, 120, 180]),
+    ({"checkpoint_every": 0, "checkpoint_seconds": 60.0}, 1.0, 0.0, []),
+])  # fmt: skip
+def test_rounds_with_a_checkpoint(settings, seconds, duration, rounds):
+    """A default interval is at least ten times the time of a checkpoint; intervals that are set are kept."""
+    options, written = StorageOptions(**settings), [0]
+    for r in range(1, 201):
+        if options.is_checkpoint_due(r, written[-1], (r - written[-1]) * seconds, duration):
+            written.append(r)
+    assert written[1:] == rounds
 
 
 @pytest.mark.parametrize("number", SIGNALS)
