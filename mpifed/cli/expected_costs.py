@@ -61,7 +61,7 @@ def _print_rounds(costs: ExpectedCosts) -> None:
 
 
 def _frequency(config: Config) -> str:
-    every, kept = config.run.checkpoint_every, config.run.keep
+    every, kept = config.run.rounds_between, config.run.keep
     return f"every {_number(every, 'round')}, {kept} kept" if every else "none is written"
 
 

@@ -285,8 +285,8 @@ class Sampler:
         """Return the number of rows of each client that this rank hosts."""
         sizes, clients = self.sizes[self._hosted].clip(min=0), self.clients[self._hosted]
         if self.data:
-            missing = np.flatnonzero(self.sizes[self._hosted] < 0)
-            sizes[missing] = [self.problem.client_size(client) for client in clients[missing].tolist()]
+            missing = self.sizes[self._hosted] < 0
+            sizes[missing] = sizes_of(self.problem, clients[missing])
         return sizes
 
     @property

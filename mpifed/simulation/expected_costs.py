@@ -133,7 +133,7 @@ def expected_costs(config: SimulationSettings, ranks: int = 1, nodes: int = 1) -
     with_group = _with_group(config, simulation, placement)
     clients, reports = max(placement.counts), members(problem.clients)
     needs = memory_needs(with_group, problem, clients, min(clients, -(-reports // ranks)))
-    row = sum(column.nbytes for column in sampler.data) // max(1, int(sampler.sizes.sum()))
+    row = sum(column.nbytes for column in sampler.data) // max(1, int(sampler.sizes[sampler.loaded()].sum()))
     needs["the clients' data"] = row * _most_rows(problem, placement) if row else 0
     rows = simulation.client_rows()
     return ExpectedCosts(

@@ -41,6 +41,11 @@ class StorageOptions(Section):
         False, description="also write metrics and costs for TensorBoard, into the subfolder tensorboard"
     )
 
+    @property
+    def rounds_between(self) -> int:
+        """Number of rounds between checkpoints, at least, if the job does not set it; 0 for none."""
+        return _EVERY if self.checkpoint_every is None else self.checkpoint_every
+
     def is_checkpoint_due(self, round: int, saved_round: int, elapsed: float, duration: float) -> bool:
         """Return whether a checkpoint is written after ``round``.
 

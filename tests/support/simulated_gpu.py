@@ -128,7 +128,7 @@ class Device:
     def check_sources(self) -> None:
         """Check that pinned buffers have not changed since copies from them were queued."""
         for source, before in self.sources:
-            equal = torch.equal(source.view(torch.uint8), before.view(torch.uint8))
+            equal = torch.equal(*(values.contiguous().view(torch.uint8) for values in (source, before)))
             assert equal, "a pinned buffer was written to while it was copied to the device"
         self.sources.clear()
 
