@@ -14,7 +14,7 @@ import torch
 
 from mpifed.core.streams import Stream
 
-__all__ = ["DeviceStream", "as_tensor", "to_device"]
+__all__ = ["DeviceStream", "as_tensor", "to_device", "to_device_as"]
 
 #: Maximum size in bytes of copies through pinned memory, which torch does not return to the system.
 PINNED = 2**24
@@ -37,6 +37,12 @@ def to_device(
         return tensor.to(device, dtype)
     # torch keeps the pinned copy until the GPU has read it.
     return tensor.to(dtype or tensor.dtype).pin_memory().to(device, non_blocking=True)
+
+
+def to_device_as(values: torch.Tensor | np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return values on the device, floating-point numbers with the dtype."""
+    tensor = as_tensor(values)
+    return to_device(tensor, device, dtype if tensor.is_floating_point() else None)
 
 
 class DeviceStream(Stream):

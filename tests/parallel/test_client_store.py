@@ -14,7 +14,7 @@ from test_exact import assert_layout_does_not_matter, serial_copy
 
 from mpifed import resume, run
 from mpifed.algorithms import CDMAONE, FLRA, SAGDA, SCAFFOLD, LocalSGDA
-from mpifed.core import sampling
+from mpifed.core import client_data
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation import rounds
 from mpifed.simulation.simulation import Simulation
@@ -70,7 +70,7 @@ def test_data_are_loaded_when_they_are_needed(comm, out, monkeypatch, kept, at_s
     """With space for the current cohort only, for some clients, for all, and with all of them from the start.
     An evaluation of all clients in between does not change the samples of the run."""
     monkeypatch.setattr(rounds, "KEPT", kept)
-    monkeypatch.setattr(sampling, "AT_START", at_start)
+    monkeypatch.setattr(client_data, "AT_START", at_start)
     settings = dict(rounds=6, cohort=3, batch_size=batch_size, noise=None, eval_every=2)
     sections = {"measures": {"of": ["stationarity"], "ell": 5.0}}
     problem = everything.problem("RobustRegression")

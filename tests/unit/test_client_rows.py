@@ -11,10 +11,10 @@ from everything import SETTINGS, problem
 
 from mpifed.base.errors import ContractError
 from mpifed.base.settings import build
-from mpifed.core import sampling
+from mpifed.core import client_data
+from mpifed.core.client_data import load_client_data
 from mpifed.core.problem import Minimisation, as_family, has_sizes, rows_of, sizes_of
 from mpifed.core.records import Blocks
-from mpifed.core.sampling import load_client_data
 from mpifed.core.streams import Stream
 from mpifed.core.validation import check_problem
 from mpifed.problems import Classification, DeepAUC, Saddle, SinusoidMAML, saddle
@@ -124,7 +124,7 @@ class Sized(Slices):
 @pytest.mark.parametrize("kind", [Slices, Sized])
 @pytest.mark.parametrize("nbytes", [1, 70, 2**23])
 def test_rows_are_loaded_in_blocks(kind, nbytes, monkeypatch):
-    monkeypatch.setattr(sampling, "BLOCK_BYTES", nbytes)
+    monkeypatch.setattr(client_data, "BLOCK_BYTES", nbytes)
     of = kind()
     for clients in (np.arange(6), np.array([5, 2]), np.array([3]), np.array([], dtype=np.int64)):
         columns, sizes = load_client_data(of, clients, torch.as_tensor)

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 
 from mpifed import Blocks, Minimisation
 from mpifed.base.errors import ContractError
-from mpifed.core import autodiff, sampling
+from mpifed.core import autodiff, client_data, sampling
+from mpifed.core.client_data import load_client_data
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
-from mpifed.core.sampling import Sampler, load_client_data
+from mpifed.core.sampling import Sampler
 from mpifed.core.streams import Stream, generator
 from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
 
@@ -346,7 +347,7 @@ TYPES = [(torch.float32,), (torch.int32, torch.int64), (torch.uint8, torch.float
 @pytest.mark.parametrize("size", [1, 50, 2**23])
 def test_data_are_contiguous_and_loaded_once(kind, told, types, size, monkeypatch):
     """In blocks of one, some or all clients."""
-    monkeypatch.setattr(sampling, "BLOCK_BYTES", size)
+    monkeypatch.setattr(client_data, "BLOCK_BYTES", size)
     problem = kind(SIZES, told, types)
     data, sizes = load_client_data(problem, np.arange(6), torch.as_tensor)
     expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
@@ -357,7 +358,7 @@ def test_data_are_contiguous_and_loaded_once(kind, told, types, size, monkeypatc
 @pytest.mark.parametrize("kind", [Counted, Telling])
 def test_loading_does_not_copy_all_data(kind, monkeypatch):
     """In addition to the result and a block, at most the data of two clients are in memory."""
-    monkeypatch.setattr(sampling, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(client_data, "BLOCK_BYTES", 1)
     problem = kind((1000,) * 50)
     (data,), _ = load_client_data(problem, np.arange(50), torch.as_tensor)
     assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000
@@ -386,7 +387,7 @@ def test_the_first_value_that_is_not_finite_is_named(size, monkeypatch):
                 second[2], first[3, 1] = torch.inf, torch.nan
             return first, second
 
-    monkeypatch.setattr(sampling, "BLOCK_BYTES", size)
+    monkeypatch.setattr(client_data, "BLOCK_BYTES", size)
     words = r"client_data\(1\) has inf in row 2 of column 1: expected finite numbers"
     with pytest.raises(ContractError, match=words):
         load_client_data(Infinite(), np.arange(CLIENTS), torch.as_tensor)
