@@ -21,7 +21,8 @@ vectorises clients only where this saves a large part of the time (docs/performa
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
 the launches: a cohort of two is enough, convolutions are vectorised, too, and the limit of a group is
 :data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a
-GPU, the size of the group is halved. This rule counts launches; it has not been measured on a GPU.
+GPU, the size of the group is halved. This rule counts launches. It has been measured for a small network only
+(docs/cluster.md).
 """
 
 from __future__ import annotations
