@@ -84,12 +84,14 @@ class Exchange:
 
     Attributes:
         slots: ``[maximum number of partial sums of this rank, size]``, an array in host memory or a tensor.
+        rows: the memory of ``slots``, whose rows may be longer; for messages.
         result: the sum, ``[size]``. Read-only, because it may be shared with other ranks.
         checksum: a number that is finite only if all elements of ``result`` are, if it is known without
             another wait for the device, otherwise ``None``.
     """
 
     slots: Any
+    rows: Any
     result: Any
     checksum: float | None = None
 
@@ -142,8 +144,8 @@ class MessageExchange(Exchange):
     """
 
     def __init__(self, comm: SerialComm, rows: np.ndarray, result: np.ndarray, count: Count):
-        self.comm, self._rows, self.result, self._count = comm, rows, result, count
-        self.slots = self._rows[:, : len(result)]
+        self.comm, self.rows, self.result, self._count = comm, rows, result, count
+        self.slots = rows[:, : len(result)]
         self._buffers: dict[str, np.ndarray] = {}
 
     def finish(self, sums, total, control):
@@ -172,7 +174,7 @@ class MessageExchange(Exchange):
     def _add_all(self, sums, total, result, columns, control) -> float:
         rows = [max(1, count) for count in sums.counts]  # at least the control value
         last = columns.stop == self.slots.shape[1]
-        own = self._rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
+        own = self.rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
         if not last:
             own = own.copy()
         own[0, -1], width = control, own.shape[1]

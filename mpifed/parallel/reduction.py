@@ -180,10 +180,14 @@ class ExactReduction(_Reduction):
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         self._exchange, self._rank = transport.exact_exchange(placement, size, dtype), transport.comm.rank
-        self._transport = transport
-        self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
-        self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
-        self._allocate(list(self._slots), capacity, len(placement.reach(self._rank)))
+        self._transport, self._result = transport, torch.as_tensor(self._exchange.result)
+        self.mean, slots = self._result.to(transport.device), torch.as_tensor(self._exchange.slots)
+        if transport.device.type == "cuda":
+            # Only copies of whole rows of pinned memory are queued: the device has rows of the same length.
+            self._host = torch.as_tensor(self._exchange.rows)
+            self._rows_on_device = self._host.to(transport.device)
+            slots = self._rows_on_device[:, :size]
+        self._allocate(list(slots), capacity, len(placement.reach(self._rank)))
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
@@ -193,7 +197,7 @@ class ExactReduction(_Reduction):
             return self._exchange.finish(sums, self._cohort.total, control)
         own = slice(0, sums.counts[self._rank])
         with transport.queued():
-            self._host[own].copy_(self._slots[own], non_blocking=True)
+            self._host[own].copy_(self._rows_on_device[own], non_blocking=True)
         wait_for(transport.device)  # earlier copies from this memory are done, too
         transport.waited()
         controls = self._exchange.finish(sums, self._cohort.total, control)

@@ -315,7 +315,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     elif isinstance(target, OnDevice):
         _copied_to_device(source, non_blocking)
     else:
-        late = non_blocking and _is_pinned(own)
+        late = non_blocking and _is_queued(own)
         device.copied("from device", waiting=not late)
         if late:
             device.check_sources()  # earlier copies from this buffer come first
@@ -327,9 +327,14 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     return target
 
 
+def _is_queued(host: torch.Tensor) -> bool:
+    """Whether a copy is queued: torch copies other host memory through pageable memory, and waits."""
+    return host.is_contiguous() and _is_pinned(host)
+
+
 def _copied_to_device(source: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy; the source of one that is still under way must stay as it is."""
-    late = non_blocking and _is_pinned(source)
+    late = non_blocking and _is_queued(source)
     device.copied("to device", waiting=not late)
     if late:
         device.sources.append((source, source.clone()))
