@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from mpifed.parallel.comm import SerialComm, gather_rows
-from mpifed.parallel.shared_memory import Nodes, share_memory
+from mpifed.parallel.nodes import Nodes
+from mpifed.parallel.shared_memory import share_memory
 from mpifed.parallel.tree import PartialSums
 
 __all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "bytes_in_memory", "padded"]

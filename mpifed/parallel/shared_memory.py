@@ -1,4 +1,4 @@
-"""The grouping of ranks by node, memory shared by the ranks of a node, and data that a node reads once.
+"""Memory shared by the ranks of a node, and data that a node reads once.
 
 A rank creates an anonymous file in memory, which the other ranks open through ``/proc``. Nothing remains
 after the processes have ended, and failures are reported on the rank where they occur. With Open MPI 5, a
@@ -8,13 +8,11 @@ failure of ``MPI_Win_allocate_shared`` on one rank would block the others.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import pickle
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,8 +20,9 @@ import torch
 
 from mpifed.base.log import warning
 from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors, gather_rows
+from mpifed.parallel.nodes import Nodes
 
-__all__ = ["Nodes", "read_once_per_node", "share_memory"]
+__all__ = ["read_once_per_node", "share_memory"]
 
 T = TypeVar("T")
 
@@ -31,35 +30,6 @@ T = TypeVar("T")
 _ALIGNMENT = 64
 #: Errors of pickle.
 _NOT_PICKLED = pickle.PicklingError, AttributeError, TypeError
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The ranks grouped by node.
-
-    Attributes:
-        comm: all ranks; ``node``: the ranks of this rank's node.
-        leaders: the first ranks of all nodes; ``None`` on other ranks, or if there is only one node.
-        firsts: the numbers of the first ranks, then the number of ranks; empty if the ranks of a node are not
-            numbered consecutively.
-    """
-
-    comm: SerialComm
-    node: SerialComm
-    leaders: SerialComm | None
-    firsts: tuple[int, ...]
-
-    @staticmethod
-    @functools.cache  # once per communicator, because MPI limits the number of communicators
-    def from_comm(comm: SerialComm) -> Nodes:
-        """Group the ranks of ``comm``. The first call is collective."""
-        first = gather_rows(comm, np.array([[comm.node]]))[:, 0]
-        firsts = (*np.unique(first).tolist(), comm.size)
-        if len(firsts) == 2:
-            return Nodes(comm, comm, None, firsts)
-        node, leaders = comm.split(comm.node), comm.split(0 if comm.rank == comm.node else None)
-        assert node is not None
-        return Nodes(comm, node, leaders, firsts if (np.diff(first) >= 0).all() else ())
 
 
 def share_memory(

@@ -38,8 +38,9 @@ from mpifed.parallel.comm import (
 )
 from mpifed.parallel.devices import gpu_id, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
+from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
-from mpifed.parallel.shared_memory import Nodes, share_memory
+from mpifed.parallel.shared_memory import share_memory
 
 __all__ = ["Transport", "SingleRank", "Host", "CudaMpi", "Nccl", "Shm", "choose_transport"]
 

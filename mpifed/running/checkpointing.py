@@ -20,8 +20,8 @@ from mpifed.config.job import Run
 from mpifed.core.algorithm import Algorithm, local_steps
 from mpifed.core.metrics import Column
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.reproducibility import differences, machine
-from mpifed.parallel.shared_memory import Nodes
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.data_agreement import digests, expect_same
 from mpifed.simulation.simulation import Simulation

@@ -25,8 +25,9 @@ from mpifed.base.log import warning
 from mpifed.base.memory import host_memory
 from mpifed.parallel.comm import CollectiveError, SerialComm, reduce_number
 from mpifed.parallel.devices import ranks_on, wait_for
+from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
-from mpifed.parallel.shared_memory import Nodes, share_memory
+from mpifed.parallel.shared_memory import share_memory
 from mpifed.simulation.settings import SimulationSettings
 
 __all__ = ["ClientStore", "choose_store", "client_store"]

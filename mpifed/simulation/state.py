@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
+import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -262,7 +264,8 @@ def expect_memory(
         records = memory_needs(config, as_family(problem, config.algorithm.family), clients, members)
     except Exception:  # the blocks depend on data not read yet, or the check of the problem reports the error
         records = {}
-    records["the clients' data"] = clients * problem.client_footprint()
+    loaded = members if config.participation.partial_setting(problem.clients) else clients
+    records["the clients' data"] = loaded * problem.client_footprint()
     ranks, constants = min(comm.local_size, problem.clients), {"the problem's constants": problem.footprint()}
     run = f"{title(config.algorithm)} on {title(problem)}"
     state, total = records.pop("the clients' records", 0), 0
@@ -279,6 +282,10 @@ def expect_memory(
         _expect_sufficient(run, problem, records, sharing, total, f"the GPU {device.index or 0}")
     else:
         _expect_sufficient(run, problem, records, ranks, host_memory(), "the node")
+    if store == "disk":
+        folder = tempfile.gettempdir()
+        parts, free = {"the clients' records": state}, shutil.disk_usage(folder).free
+        _expect_sufficient(run, problem, parts, ranks, free, f"the disk of {folder} (TMPDIR)", "disk space")
 
 
 def expect_constants(problem: Problem) -> None:
@@ -295,7 +302,13 @@ def expect_constants(problem: Problem) -> None:
 
 
 def _expect_sufficient(
-    run: str, problem: Problem, parts: dict[str, int], ranks: int, available: int, where: str
+    run: str,
+    problem: Problem,
+    parts: dict[str, int],
+    ranks: int,
+    available: int,
+    where: str,
+    what: str = "memory",
 ) -> None:
     """Raise an error if ``ranks`` ranks that each need ``parts`` exceed the bytes ``available``."""
     needed = ranks * sum(parts.values())
@@ -305,7 +318,7 @@ def _expect_sufficient(
     listed = ", ".join(f"{format_bytes(size)} for {name}" for name, size in largest.items())
     large = ", ".join(f"problem.{name} = {value:,}" for name, value in _sizes(problem))
     raise ConfigError(
-        f"{run} with {problem.clients:,} clients needs at least {format_bytes(needed)} of memory with "
+        f"{run} with {problem.clients:,} clients needs at least {format_bytes(needed)} of {what} with "
         f"{ranks} rank{'s' * (ranks > 1)} on {where}, which has {format_bytes(available)}: {listed}. Use "
         f"more nodes with fewer clients per node, a smaller problem{f' ({large})' if large else ''}, or a "
         "smaller oracle.batch_size"

@@ -33,8 +33,8 @@ import h5py
 import numpy as np
 
 from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors, gather_rows
+from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
-from mpifed.parallel.shared_memory import Nodes
 from mpifed.storage.client_rows import Gathering, Rows, distribute, row_bytes
 from mpifed.storage.files import (
     CHECKPOINT_MAGIC,

@@ -15,9 +15,10 @@ from mpifed import run
 from mpifed.algorithms import AdaFGDA
 from mpifed.parallel import exchange, transport
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import ExactReduction
-from mpifed.parallel.shared_memory import Nodes, share_memory
+from mpifed.parallel.shared_memory import share_memory
 from mpifed.parallel.transport import Host, Shm
 from mpifed.problems import Saddle
 

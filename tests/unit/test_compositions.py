@@ -313,4 +313,5 @@ def test_network_with_too_large_a_jacobian_is_refused(tmp_path):
     with pytest.raises(
         CollectiveError, match="needs at least 92.7 GiB of memory .* for the clients' records"
     ):
-        Simulation.from_settings(configuration(MFCGD(q=2), problem, tmp_path, noise=0), SerialComm())
+        config = configuration(MFCGD(q=2), problem, tmp_path, noise=0, client_store="device")
+        Simulation.from_settings(config, SerialComm())
