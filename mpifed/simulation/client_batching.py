@@ -20,9 +20,10 @@ vectorises clients only where this saves a large part of the time (docs/performa
 
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
 the launches: a cohort of two is enough, convolutions are vectorised, too, and the limit of a group is
-:data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a
-GPU, the size of the group is halved. This rule counts launches. It has been measured for a small network only
-(docs/cluster.md).
+:data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a GPU, the
+size of the group is halved. This rule counts launches. It has been measured for a small network only
+(docs/cluster.md). Under ``exact``, clients are looped over, because libraries choose the kernels of a GPU by
+the number of clients in a group, which depends on the number of ranks and on the memory.
 """
 
 from __future__ import annotations
@@ -180,6 +181,8 @@ def _parameters(problem: Problem) -> int:
 def reason_for_loop(config: SimulationSettings, problem: Problem, on_gpu: bool = False) -> str:
     """Return why the clients of a job are looped over, "" if they are vectorised."""
     members, parameters = config.participation.expected_reports(problem.clients), _parameters(problem)
+    if on_gpu and config.run.is_reproducible:
+        return "on a GPU, the bits of vectorised clients may depend on the size of a group"
     limits, blocks = _limits(problem, on_gpu), user_problem(problem).variables()
     if members < limits.members:
         return f"a cohort of {members}, less than {limits.members}"

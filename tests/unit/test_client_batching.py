@@ -76,6 +76,14 @@ def test_the_loop_or_vectorised_clients_by_the_job(problem, cohort, reason):
     assert reason_for_loop(job(Squares(), cohort=cohort), problem) == reason
 
 
+def test_exact_loops_over_clients_on_a_gpu():
+    reasons = [
+        reason_for_loop(job(Squares(), reduction=reduction), Saddle(clients=9), on_gpu=True)
+        for reduction in ("fused", "exact")
+    ]
+    assert reasons == ["", "on a GPU, the bits of vectorised clients may depend on the size of a group"]
+
+
 @pytest.mark.parametrize("count, size, groups", [
     (0, 4, []), (1, 4, [1]), (3, 1, [1, 1, 1]), (9, 4, [3, 3, 3]), (5, 4, [3, 2]), (7, 3, [3, 2, 2]),
     (5, 2, [2, 2, 1]), (8, 9, [8]),

@@ -1,4 +1,4 @@
-"""The default of ``run.client_store``, and a disk without space; the bits of all stores are in tests/parallel."""
+"""The default of ``run.client_store``, and a disk without space. The bits are tested in tests/parallel."""
 
 from types import SimpleNamespace
 
