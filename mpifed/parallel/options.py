@@ -31,8 +31,8 @@ class ParallelOptions(Section):
         None,
         description="exact: results are bitwise identical for every number and placement of ranks, for the "
         "same dtype, autocast, compile, threads, type of device, machine, and loop or vectorised clients; on "
-        "GPUs for the loop, which is then chosen; fused: one Allreduce; default: exact on CPUs, fused on GPUs "
-        "and for compiled groups",
+        "GPUs for the loop, which is then chosen; fused: one Allreduce; default: exact on CPUs, fused on "
+        "GPUs and for compiled groups",
     )
     placement: Speed[Literal["even", "balanced"]] = Field(
         "even",
