@@ -30,7 +30,7 @@ from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import share_memory
 from mpifed.simulation.settings import SimulationSettings
 
-__all__ = ["ClientStore", "choose_store", "client_store"]
+__all__ = ["ClientStore", "choose_store", "client_store", "clients_move"]
 
 #: Values of ``run.client_store``; if the defaults of nodes differ, the last one applies to all.
 KINDS = ("device", "memory", "disk")
@@ -58,6 +58,15 @@ def choose_store(
     return "device" if in_memory == "memory" and not partial else in_memory
 
 
+def clients_move(config: SimulationSettings, kind: str) -> bool:
+    """Return whether several ranks of a node may step a client, each in other rounds.
+
+    Not with several cohorts in a round: in a later one, a client continues to count the samples that it has
+    drawn in the round.
+    """
+    return kind != "device" and not any(phase.new_cohort for phase in config.algorithm.phases)
+
+
 def client_store(
     config: SimulationSettings, row_bytes: int, comm: SerialComm, placement: Placement, device: torch.device
 ) -> ClientStore:
@@ -66,9 +75,7 @@ def client_store(
     hosted = max(placement.counts)
     kind = choose_store(config, row_bytes, hosted * comm.local_size, hosted * ranks_on(comm, device), total)
     kind = KINDS[reduce_number(comm, KINDS.index(kind), "max")]
-    # In a later cohort of a round, a client continues to count the samples that it has drawn in the round.
-    moves = not any(phase.new_cohort for phase in config.algorithm.phases)
-    return ClientStore(kind, comm, placement, device, moves)
+    return ClientStore(kind, comm, placement, device, clients_move(config, kind))
 
 
 class ClientStore:

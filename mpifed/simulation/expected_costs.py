@@ -25,6 +25,7 @@ from mpifed.parallel.placement import Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import SHORT, Host, Shm, SingleRank, Transport
 from mpifed.simulation.client_batching import choose_group
+from mpifed.simulation.client_store import choose_store, clients_move
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.executor import Observer, Stage
 from mpifed.simulation.settings import SimulationSettings
@@ -124,7 +125,11 @@ def expected_costs(config: SimulationSettings, ranks: int = 1, nodes: int = 1) -
         now = simulation.costs.bytes_up, simulation.costs.bytes_down
         volumes.append(tuple((total - earlier) // members for total, earlier in zip(now, before)))
     comm, problem = OneRankOf(ranks), simulation.problem
-    placement = place_clients(config, problem, comm)
+    placement, rows = place_clients(config, problem, comm), simulation.client_rows()
+    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    store = choose_store(config, row_bytes, -(-problem.clients // nodes), max(placement.counts), 0)
+    if clients_move(config, store) and nodes < ranks:
+        placement = placement.in_groups(_first_ranks(ranks, nodes))
     wire = {
         kind: _wire_bytes(config, simulation, phases.rounds, _transport(config, comm, nodes), placement, kind)
         for kind in REDUCTIONS
@@ -135,14 +140,13 @@ def expected_costs(config: SimulationSettings, ranks: int = 1, nodes: int = 1) -
     needs = memory_needs(with_group, problem, clients, min(clients, -(-reports // ranks)))
     row = sum(column.nbytes for column in sampler.data) // max(1, int(sampler.sizes[sampler.loaded()].sum()))
     needs["the clients' data"] = row * _most_rows(problem, placement) if row else 0
-    rows = simulation.client_rows()
     return ExpectedCosts(
         clients,
         reports,
         with_group.run.group,
         needs,
         sum(vector.nbytes for vector in simulation.arrays().values()),
-        rows.shape[1] * rows.dtype.itemsize,
+        row_bytes,
         config.run.reduction,
         [RoundCosts(r, *volume, {kind: wire[kind][r] for kind in wire}) for r, volume in enumerate(volumes)],
     )
@@ -225,7 +229,12 @@ def _transport(config: SimulationSettings, comm: SerialComm, nodes: int) -> Tran
         return SingleRank(comm, _CPU)
     if config.run.transport == "host" or nodes == comm.size:
         return Host(comm, _CPU)
-    return _SharedMemory(comm, tuple(-(-node * comm.size // nodes) for node in range(nodes + 1)))
+    return _SharedMemory(comm, _first_ranks(comm.size, nodes))
+
+
+def _first_ranks(ranks: int, nodes: int) -> tuple[int, ...]:
+    """Return the first rank of each node, then the number of ranks."""
+    return tuple(-(-node * ranks // nodes) for node in range(nodes + 1))
 
 
 def _wire_bytes(

@@ -42,8 +42,8 @@ def resumed(comm, folder):
     """Resume a run from its checkpoint of round 2, in ``folder/part``."""
     if comm.rank == 0:
         Path(folder, "part").mkdir()
-        for name in ("checkpoint-00000002.h5", "history.bin"):
-            shutil.copy(f"{folder}/{name}", f"{folder}/part")
+        for path in (*Path(folder).glob("checkpoint-0000000[0-2]*"), Path(folder, "history.bin")):
+            shutil.copy(path, f"{folder}/part")
     comm.barrier()
     return resume(f"{folder}/part", comm=comm)
 
