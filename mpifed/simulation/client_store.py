@@ -92,13 +92,11 @@ class ClientStore:
     """
 
     def __init__(self, kind: str, comm: SerialComm, placement: Placement, device: torch.device, moves: bool):
-        self.kind, self._comm = kind, comm
-        self._device = device
+        self.kind, self._comm, self._device = kind, comm, device
         self._node, self.placement, self.shares = SerialComm(), placement, False
         nodes = Nodes.from_comm(comm)
-        if (
-            kind == "device" or not moves or not 1 < len(nodes.firsts) <= comm.size
-        ):  # no ranks of a node, or out of order
+        alone = len(nodes.firsts) == comm.size + 1
+        if not moves or alone or not nodes.firsts:  # empty if ranks are not numbered node by node
             return
         try:
             share_memory(comm, nodes.node, 1)
