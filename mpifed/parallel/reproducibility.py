@@ -21,12 +21,29 @@ from mpifed.base.log import warning
 from mpifed.parallel.comm import SerialComm, texts_of_ranks
 
 __all__ = [
-    "deterministic", "differences", "expect_reproducible_products", "machine", "warn_if_machines_differ",
+    "deterministic", "differences", "expect_reproducible_products", "float32_precision", "machine",
+    "warn_if_machines_differ",
 ]  # fmt: skip
 
 #: cuBLAS is deterministic only with a workspace of fixed size; it reads its variable with the first handle.
 #: torch's compiler otherwise chooses kernels by their speed; it reads its variable when it is imported.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+
+
+@contextlib.contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    """Compute float32 products and convolutions in full precision ("highest"), or with TF32 on GPUs ("high").
+
+    The settings are restored at the end.
+    """
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    torch.set_float32_matmul_precision(precision)
+    flags = dict(enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic)
+    try:
+        with cudnn.flags(**flags, allow_tf32=precision != "highest"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager

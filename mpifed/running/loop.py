@@ -22,7 +22,11 @@ from mpifed.config.theory import prescription_of, summary
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import keep_freed_memory, threads
 from mpifed.parallel.placement import Cohort
-from mpifed.parallel.reproducibility import deterministic, warn_if_machines_differ
+from mpifed.parallel.reproducibility import (
+    deterministic,
+    float32_precision,
+    warn_if_machines_differ,
+)
 from mpifed.running.callbacks import Callbacks, TensorBoard
 from mpifed.running.checkpointing import CheckpointManager, Snapshot, announce
 from mpifed.running.recorder import Recorder
@@ -66,7 +70,8 @@ def execute(
             return _complete(saved, config, comm, folder)
         log.open()
         run = _Run(config, comm, folder)
-        with run.watchdog, run.signals, deterministic(config.run.is_reproducible):
+        precision = float32_precision(config.run.matmul_precision)
+        with run.watchdog, run.signals, precision, deterministic(config.run.is_reproducible):
             # 2. Set up; start, or restore the checkpoint.
             run.set_up(saved, callbacks)
             simulation, rule = run.simulation, run.rule

@@ -52,6 +52,11 @@ class ExecutionOptions(ParallelOptions):
         description="dtype of torch.autocast in losses, which changes the results; state, gradients and "
         "messages stay float32",
     )
+    matmul_precision: Results[Literal["highest", "high"]] = Field(
+        "highest",
+        description="precision of matrix products and convolutions of float32; highest: float32; high: TF32 "
+        "(10 bits) on GPUs",
+    )
     compile: Results[Literal["none", "default", "reduce-overhead"]] = Field(
         "none",
         description="mode of torch.compile for the gradients of a group, which changes the last digits; "
@@ -98,6 +103,14 @@ class ExecutionOptions(ParallelOptions):
     def _autocast_needs_float32(self):
         if self.autocast != "none" and self.dtype != "float32":
             raise ValueError(f"autocast = {self.autocast!r} needs dtype = 'float32', got {self.dtype!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _exact_needs_full_precision(self):
+        if self.is_reproducible and self.matmul_precision != "highest":
+            raise ValueError(
+                f"reduction = 'exact' needs matmul_precision = 'highest', got {self.matmul_precision!r}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ def resolve_reduction(config: SimulationSettings, comm: SerialComm) -> Simulatio
     on_cpu = device_type(comm, config.run.device, config.run.gpus) == "cpu"
     # Compiled code for several clients gives results that depend on the size of the group.
     reproducible = config.run.compile == "none" or config.run.group == 1
+    reproducible = reproducible and config.run.matmul_precision == "highest"
     run = config.run.model_copy(update={"reduction": "exact" if on_cpu and reproducible else "fused"})
     return config.model_copy(update={"run": run})
 

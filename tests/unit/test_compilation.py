@@ -193,6 +193,10 @@ def test_losses_that_cannot_be_compiled_are_rejected_before_the_first_round(
     [
         (dict(autocast="bfloat16", dtype="float64"), "autocast = 'bfloat16' needs dtype = 'float32', got"),
         (dict(autocast="float16"), "run.autocast: Input should be 'none' or 'bfloat16', got 'float16'"),
+        (
+            dict(matmul_precision="high", reduction="exact"),
+            "reduction = 'exact' needs matmul_precision = 'highest', got 'high'",
+        ),
         (dict(compile="fast"), "Input should be 'none', 'default' or 'reduce-overhead', got 'fast'"),
         *((dict(compile="default", reduction="exact", group=group),
            f"expected group = 1 with compile = 'default' and reduction = 'exact', got group = {group!r}")

@@ -13,7 +13,7 @@ import torch
 from mpifed.parallel import devices, transport, world
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import assign_devices, offered_devices, peak_memory
-from mpifed.parallel.reproducibility import deterministic
+from mpifed.parallel.reproducibility import deterministic, float32_precision
 from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
 
@@ -303,6 +303,19 @@ def test_deterministic_algorithms_are_temporary(monkeypatch, workspace):
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("precision, tf32", [("highest", False), ("high", True)])
+def test_the_precision_of_products_is_temporary(precision, tf32):
+    def state():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before = state()
+    with float32_precision(precision):
+        assert state() == (precision, tf32)
+        with deterministic(True):
+            assert state() == ("highest", False)
+    assert state() == before
 
 
 def test_peak_memory():
