@@ -11,6 +11,7 @@ from simulated_gpu import device as gpu
 
 from mpifed import Config
 from mpifed.algorithms import SAGDA, FedAvg, LocalSGDA
+from mpifed.core import sampling
 from mpifed.core.compression import QSGD, TopK
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.parallel.comm import CollectiveError
@@ -79,6 +80,15 @@ def test_state_of_clients_in_host_memory(store, group):
     assert torch.equal(*points)
     groups = {1: 1, 2: 2, "all": 1}[group]  # the loop adds up the messages of all of its clients
     assert places.total() <= {1: 4, 2: 2, "all": 1}[group] + 2 + (0 if store == "device" else 2 * groups)
+
+
+def test_row_numbers_drawn_on_the_device_have_the_same_bits(monkeypatch):
+    points = []
+    for least in (0, 2**62):
+        monkeypatch.setattr(sampling, "DRAWN_ON_DEVICE", least)
+        config = settings("FedAvg", "Classification", "cuda", reduction="exact", group=1, noise=0)
+        points.append(rounds(config)[0])
+    assert torch.equal(*points)
 
 
 def digits(*overrides: str):
