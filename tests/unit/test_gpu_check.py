@@ -53,7 +53,7 @@ def test_rehearsal(tmp_path, monkeypatch):
     assert done.stdout.startswith("## GPU check: no failures in ")
     rows = [
         "| LocalSGDA | FiniteMax | 0.0e+00 | 3 (5) | ok |",
-        "| 2 | 1 | 1 | 1 | yes | yes |",
+        "| 2 | 1 | 1 | 1 | yes | ",
         "| 2 | 1 | host | 0.0e+00 |",
         "| tests/gpu | 1 | 2 | 0 | 0 |",
         "| 1 | 1 | none | digits-mlp | AdaFGDA |  |",
