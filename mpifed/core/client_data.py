@@ -45,7 +45,8 @@ class ClientData:
 
     Attributes:
         columns: the loaded rows; ``row_bytes``: size of a row in bytes.
-        sizes, offsets: number of rows, and number of the first row, of each client; -1 if it is not loaded.
+        is_loaded: whether each client's data are loaded; ``sizes``, ``offsets``: its number of rows and the
+            number of its first row, otherwise 0.
         version: is changed when rows are removed, which changes the offsets.
     """
 
@@ -59,13 +60,15 @@ class ClientData:
     ):
         self._problem, self._clients, self._to_device, self._kept = problem, clients, load, kept
         self.columns: Columns = ()
-        self.sizes, self.offsets = np.full((2, len(clients)), -1)
+        self.is_loaded = np.zeros(len(clients), dtype=bool)
+        # Takes no memory until it is written to; the numbers of a client are adjacent.
+        self.sizes, self.offsets = np.zeros((len(clients), 2), dtype=np.int64).T
         self.version = self._rows = self._count = 0
         self._loaded: list[np.ndarray] = []
-        positions = np.arange(len(clients))
-        first = positions[hosted] if len(positions[hosted]) else positions[:1]
+        start, stop, _ = hosted.indices(len(clients))
+        first = np.arange(start, stop) if start < stop else np.arange(len(clients))[:1]
         if kept is not None and len(first):
-            self._load(first[:1])
+            self._load(first[:1].copy())  # no view, which would keep all numbers
             if self._rows * self.row_bytes * len(first) <= AT_START:
                 self._remove()
         if kept is None or not self._rows:
@@ -85,7 +88,7 @@ class ClientData:
 
         If there is no space for them, the data of all other clients are removed.
         """
-        missing = np.unique(positions[self.offsets[positions] < 0])
+        missing = np.unique(positions[~self.is_loaded[positions]])
         if not len(missing):
             return
         mean = self._rows / max(1, self._count)
@@ -104,6 +107,7 @@ class ClientData:
             )
         start, self._rows = self._rows, self._rows + int(sizes.sum())
         self.sizes[positions], self.offsets[positions] = sizes, start + np.cumsum(sizes) - sizes
+        self.is_loaded[positions] = True
         self._loaded.append(positions)
         self._count += len(positions)
         if not start:
@@ -118,7 +122,8 @@ class ClientData:
 
     def _remove(self) -> None:
         for positions in self._loaded:
-            self.sizes[positions] = self.offsets[positions] = -1
+            self.is_loaded[positions] = False
+            self.sizes[positions] = self.offsets[positions] = 0
         self._rows, self._count, self._loaded, self.columns = 0, 0, [], ()
         self.version += 1
 

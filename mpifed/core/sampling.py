@@ -271,13 +271,13 @@ class Sampler:
 
     def loaded(self) -> np.ndarray:
         """Return the positions of the clients whose data are on the device."""
-        return np.flatnonzero(self.offsets >= 0)
+        return np.flatnonzero(self._store.is_loaded)
 
     def hosted_sizes(self) -> np.ndarray:
         """Return the number of rows of each client that this rank hosts."""
-        sizes, clients = self.sizes[self._hosted].clip(min=0), self.clients[self._hosted]
+        sizes, clients = self.sizes[self._hosted].copy(), self.clients[self._hosted]
         if self.data:
-            missing = self.sizes[self._hosted] < 0
+            missing = ~self._store.is_loaded[self._hosted]
             sizes[missing] = sizes_of(self.problem, clients[missing])
         return sizes
 
@@ -295,10 +295,11 @@ class Sampler:
         return other
 
     def _reset(self) -> None:
-        """Start round 0 with all clients and an empty cache."""
+        """Start round 0 with an empty cache, and with all clients if their data are loaded."""
         self._cache, self._expected = _BlockCache(), {"sample": 1, "normal": 1}
-        self.members, self._version = np.arange(len(self.clients)), self._store.version
-        self.numbers, self.normals = np.zeros((2, len(self.clients)), dtype=np.int64)
+        self.members = np.arange(len(self.clients) if self._store.is_complete else 0)
+        self._version = self._store.version
+        self.numbers, self.normals = np.zeros((len(self.clients), 2), dtype=np.int64).T
         self._selected: list[np.ndarray] = [self.members[:0]]
         self.begin_round(0)
 
@@ -341,9 +342,8 @@ class Sampler:
     def select_members(self, members: np.ndarray) -> None:
         """Select the clients at positions ``members``, and load their data."""
         same = np.array_equal(members, self.members)
-        if same and self._version == self._store.version and self._store.is_complete:
-            return
-        self._store.require(members)
+        if not self._store.is_complete:
+            self._store.require(members)
         if not same or self._version != self._store.version:
             self.members, self._version = members, self._store.version
             self._selected.append(members)

@@ -72,8 +72,15 @@ class Placement:
         return cls(clients, ranks, [*edges, clients], costs=costs)
 
     def clients_of(self, rank: int) -> np.ndarray:
-        """Return the numbers of the clients on ``rank``, ascending."""
-        return np.arange(self.edges[rank], self.edges[rank + 1])
+        """Return the numbers of the clients on ``rank``, ascending. Read-only."""
+        return self.numbers[self.edges[rank] : self.edges[rank + 1]]
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The numbers of all clients, ``[N]``, of which other arrays are parts. Read-only."""
+        numbers = np.arange(self.clients)
+        numbers.flags.writeable = False
+        return numbers
 
     def reach(self, rank: int) -> range:
         """Return the numbers of the clients that ``rank`` may step: those of its group."""
@@ -169,7 +176,8 @@ class Cohort:
         ends = np.searchsorted(members, self.bounds)
         self.counts = np.diff(ends)
         self.numbers = members[slice(*ends[rank : rank + 2])]
-        self.local = self.numbers - placement.reach(rank).start
+        first = placement.reach(rank).start
+        self.local = self.numbers - first if first else self.numbers
         self.total = float(len(members))
         self.weights = self.local_weights = None
         if weights is not None:

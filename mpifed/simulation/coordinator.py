@@ -66,8 +66,7 @@ class Coordinator:
         self.moments, self.shared, self.transport = moments, shared, transport
         self.participants, self.replicated = participants, replicated
         self._fields = algorithm.shared.fields_of_type(Adaptive)
-        numbers = np.arange(placement.clients)
-        self._all_clients = Cohort(numbers, placement, self.comm.rank, participants.base)
+        self._all_clients = Cohort(placement.numbers, placement, self.comm.rank, participants.base)
         self._total = self._all_clients.total
         for name in self._fields:
             setattr(shared, name, initial_diagonal(algorithm))

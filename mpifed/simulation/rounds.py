@@ -82,7 +82,7 @@ class Rounds:
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.placement, self.observers = transport, placement, observers
         reach = placement.reach(transport.comm.rank)
-        self.clients, self.costs = np.arange(reach.start, reach.stop), Costs()
+        self.clients, self.costs = placement.numbers[reach.start : reach.stop], Costs()
         self.skipped, self._reported_absence = 0, False
         self.changed = np.ones(problem.clients, dtype=bool)
         self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
