@@ -25,7 +25,8 @@ def test_library_dependent_tests_under_mpich(tmp_path, record_property):
 
 
 def test_exact_on_seven_ranks(tmp_path, record_property):
-    record_property("mpi", suite(7, tmp_path, PARALLEL / "test_exact.py", "-k", "not network"))
+    files = PARALLEL / "test_exact.py", PARALLEL / "test_client_store.py"
+    record_property("mpi", suite(7, tmp_path, *files, "-k", "not network"))
 
 
 @pytest.mark.parametrize("capability, ranks", [("avx2", 2), ("default", 3)])

@@ -5,7 +5,7 @@ client function reads the field and the server has written it since the client l
 partial participation, clients may have missed the updates of earlier rounds, so a member of a cohort
 downloads every field that it reads, once unless the server writes it again. It uploads its message. Fields
 declared by ``not_sent`` do not count, and fields declared by ``compressed`` count with the bytes of their
-compression. A rank counts for the members that it hosts.
+compression. A rank counts for the members that it steps.
 
 **The federated clock** simulates the wall time of rounds for clients behind networks. A phase is one
 synchronous round trip: the server sends the fields to all members of the cohort, each member evaluates

@@ -165,7 +165,7 @@ class Rounds:
         self.clock.begin_round()
         self.executor.begin_round(r)
         for stage in self._stages if r else self._start:
-            # 1. The cohort is sampled. Each rank determines which members of the cohort it hosts.
+            # 1. The cohort is sampled. Each rank determines which members of the cohort it steps.
             if selected is None or stage.phase.new_cohort:
                 selected = self.coordinator.cohort(r, stage.cohort)
                 self.traffic.begin_cohort()
