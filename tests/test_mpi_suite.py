@@ -25,7 +25,7 @@ def test_library_dependent_tests_under_mpich(tmp_path, record_property):
 
 
 def test_exact_on_seven_ranks(tmp_path, record_property):
-    files = PARALLEL / "test_exact.py", PARALLEL / "test_client_store.py"
+    files = PARALLEL / "test_exact.py", PARALLEL / "test_client_store_on_ranks.py"
     record_property("mpi", suite(7, tmp_path, *files, "-k", "not network"))
 
 
