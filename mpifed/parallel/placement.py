@@ -72,15 +72,13 @@ class Placement:
         return cls(clients, ranks, [*edges, clients], costs=costs)
 
     def clients_of(self, rank: int) -> np.ndarray:
-        """Return the numbers of the clients on ``rank``, ascending. Read-only."""
+        """Return the numbers of the clients on ``rank``, ascending, a part of :attr:`numbers`."""
         return self.numbers[self.edges[rank] : self.edges[rank + 1]]
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The numbers of all clients, ``[N]``, of which other arrays are parts. Read-only."""
-        numbers = np.arange(self.clients)
-        numbers.flags.writeable = False
-        return numbers
+        """The numbers of all clients, ``[N]``. Other arrays are parts of it: it must not be changed."""
+        return np.arange(self.clients)
 
     def reach(self, rank: int) -> range:
         """Return the numbers of the clients that ``rank`` may step: those of its group."""
