@@ -111,8 +111,9 @@ TRANSPORTS = {
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 @pytest.mark.parametrize("kind", [FusedReduction, ExactReduction])
-def test_a_reduction_waits_once(name, kind):
-    """With the check of the mean. One of three ranks has three members, and two partial sums."""
+def test_a_reduction_waits_at_most_once(name, kind):
+    """With the check of the mean, which a single rank leaves to its caller if nothing is copied to the host.
+    One of three ranks has three members, and two partial sums."""
     with TRANSPORTS[name]() as transport:
         placement = Placement(9, transport.comm.size)
         reduction = kind(transport, 2, placement, 40, torch.float64)
@@ -124,8 +125,9 @@ def test_a_reduction_waits_once(name, kind):
                     reduction.rows[:] = torch.arange(40.0, dtype=torch.float64, device=CUDA) + repetition
                     reduction.add(slice(start, min(start + 2, len(cohort.local))))
                 assert reduction.finish(1.0) == transport.comm.size
-                assert reduction.mean_is_finite()
-            expect_waits(waits, 1)
+                unknown = (name, kind) == ("none", FusedReduction)
+                assert reduction.mean_is_finite() is (None if unknown else True)
+            expect_waits(waits, 0 if unknown else 1)
             expected = torch.arange(40.0, dtype=torch.float64) + repetition
             torch.testing.assert_close(reduction.mean.cpu(), expected, rtol=1e-15, atol=0)  # one rounding
         assert transport.seconds > 0 or (name, kind) == ("none", FusedReduction)
