@@ -20,10 +20,11 @@ For large models, vectorised clients take about as long as the loop, depending o
 vectorises clients only where this saves a large part of the time (docs/performance.md).
 
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
-the launches: a cohort of two is enough, and the limit of a group is :data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a GPU, the
-size of the group is halved. This rule counts launches. It has been measured for a small network only
-(docs/cluster.md). Under ``exact``, clients are looped over, because libraries choose the kernels of a GPU by
-the number of clients in a group, which depends on the number of ranks and on the memory.
+the launches: a cohort of two is enough, and the limit of a group is :data:`GPU`. Before the first round a
+group is evaluated once; while that exceeds the memory of a GPU, the size of the group is halved. This rule
+counts launches. It has been measured for a small network only (docs/cluster.md). Under ``exact``, clients are
+looped over, because libraries choose the kernels of a GPU by the number of clients in a group, which depends
+on the number of ranks and on the memory.
 """
 
 from __future__ import annotations

@@ -83,6 +83,24 @@ def test_copies_to_the_gpu_do_not_wait():
     assert waits.total() == 1 and (not SIMULATED or gpu.copies == {"to device, waiting": 1})
 
 
+@pytest.mark.skipif(not SIMULATED, reason="on a real GPU the copies may arrive earlier")
+def test_copies_and_times_before_a_wait():
+    """What the simulated GPU shows if the package reads too early."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first, second = torch.zeros(2).pin_memory(), torch.zeros(2).pin_memory()
+    begin.record()
+    first.copy_(torch.ones(2, device=CUDA), non_blocking=True)
+    end.record()
+    second.copy_(torch.ones(2, device=CUDA), non_blocking=True)
+    with pytest.raises(RuntimeError, match="completed before"):
+        begin.elapsed_time(end)
+    assert first.isnan().all()
+    end.synchronize()
+    assert begin.elapsed_time(end) >= 0 and first.tolist() == [1.0, 1.0] and second.isnan().all()
+    torch.cuda.synchronize()
+    assert second.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_staging_through_pinned_memory(rank):
     """The simulated copies arrive as late as possible, and pinned memory must not change before."""
