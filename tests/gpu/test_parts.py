@@ -8,6 +8,7 @@ from device_rounds import SIMULATED, TOLERANCE, counted
 from games import Game, configuration
 from simulated_gpu import device as gpu
 
+import mpifed.parallel.transport
 from mpifed.algorithms import LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.cli import selftest
@@ -102,8 +103,10 @@ def test_copies_and_times_before_a_wait():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_staging_through_pinned_memory(rank):
+@pytest.mark.parametrize("chunk, chunks", [(80, 1), (32, 3), (40, 2)])
+def test_staging_through_pinned_memory(monkeypatch, rank, chunk, chunks):
     """The simulated copies arrive as late as possible, and pinned memory must not change before."""
+    monkeypatch.setattr(mpifed.parallel.transport, "CHUNK", chunk)
     transport = Host(Several(), CUDA)
     transport.comm.rank = rank
     for repetition in range(3):
@@ -111,8 +114,9 @@ def test_staging_through_pinned_memory(rank):
         expected = 3 * (torch.arange(20.0) + repetition)
         expected[-1] = 15.0
         with counted() as waits:
-            assert transport.sum_(tensor, 5.0) == 15.0 and transport.checksum == expected.sum()
-        expect_waits(waits, 1)
+            assert transport.sum_(tensor, 5.0) == 15.0
+        assert transport.checksum == (expected.sum() if chunks == 1 else None)
+        expect_waits(waits, chunks)
         with counted() as waits:
             transport.bcast_(tensor)
         expect_waits(waits, 1)
