@@ -41,9 +41,10 @@ def test_two_ranks_on_two_simulated_gpus(tmp_path, monkeypatch, record_property)
     variables, reason = simulated_gpu.build(tmp_path)
     for name, value in ((variables or pytest.skip(reason)) | {"MPIFED_SIMULATED_GPUS": "2"}).items():
         monkeypatch.setenv(name, value)
-    chosen = "(gpu_agrees or bfloat16 or reproducible or large or nccl_or) and not reduce-overhead"
-    options = ["-p", "simulated_gpu", "-k", chosen]
-    record_property("mpi", suite(2, tmp_path, PARALLEL / "test_devices.py", *options))
+    chosen = "(not_finite or gpu_agrees or bfloat16 or reproducible or large or nccl_or)"
+    options = ["-p", "simulated_gpu", "-k", f"{chosen} and not reduce-overhead"]
+    files = [PARALLEL / f"test_{name}.py" for name in ("devices", "not_finite")]
+    record_property("mpi", suite(2, tmp_path, *files, *options))
 
 
 def test_a_run_moves_from_open_mpi_to_mpich(tmp_path):

@@ -7,7 +7,7 @@ import ctypes
 import hashlib
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from mpifed.parallel.world import launcher_number
 
 __all__ = [
     "assign_devices", "choose_device", "device_type", "gpu_id", "keep_freed_memory", "offered_devices",
-    "peak_memory", "ranks_on", "threads", "unused_gpu", "wait_for",
+    "peak_memory", "ranks_on", "recorded", "threads", "unused_gpu", "wait_for",
 ]  # fmt: skip
 
 #: File that exists if a driver for NVIDIA GPUs is loaded.
@@ -221,6 +221,13 @@ def wait_for(device: torch.device) -> None:
     """Wait until the device has completed all work queued so far."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def recorded(device: torch.device) -> Callable[[], None]:
+    """Return a function that waits until the device has completed the work that is queued now."""
+    if device.type != "cuda":
+        return lambda: None
+    return torch.cuda.current_stream(device).record_event().synchronize
 
 
 def peak_memory(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:

@@ -76,8 +76,9 @@ class _Reduction:
         """Start a sum over ``cohort``."""
         self._cohort = cohort
 
-    def mean_is_finite(self) -> bool:
-        """Return whether all elements of the mean are finite."""
+    def mean_is_finite(self) -> bool | None:
+        """Return whether all elements of the mean are finite; ``None`` if the host does not know and had to
+        wait for a GPU."""
         raise NotImplementedError
 
     def _apply_weights(self, members: slice) -> None:
@@ -168,8 +169,10 @@ class FusedReduction(_Reduction):
                 self._add_arrays(self._sums[0], other, out=self._sums[0])
         return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
-    def mean_is_finite(self) -> bool:
+    def mean_is_finite(self) -> bool | None:
         checksum = self._exchange.checksum
+        if checksum is None and not self._on_cpu:
+            return None
         if checksum is not None and math.isfinite(checksum / self._cohort.total):
             return True
         return all_finite(self.mean)

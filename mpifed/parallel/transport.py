@@ -4,7 +4,8 @@
 ``shm``       Memory shared by the ranks of a node, where their sums are stored. Only on CPUs. Across nodes
               the first rank of each node exchanges the sums of its node by MPI.
 ``host``      MPI on host memory. A message on the CPU is reduced in place. A message on a GPU is copied to a
-              pinned buffer, reduced there, and copied back.
+              pinned buffer, reduced there, and copied back; a long one in chunks, of which one is reduced
+              while others are copied.
 ``cuda-mpi``  MPI on GPU memory, if the job asks for it and the MPI library is CUDA-aware.
 ``nccl``      NCCL between GPUs, one rank per GPU. The ranks find each other through MPI.
 ``none``      A single rank: nothing is sent.
@@ -36,7 +37,7 @@ from mpifed.parallel.comm import (
     collective_errors,
     gather_rows,
 )
-from mpifed.parallel.devices import gpu_id, wait_for
+from mpifed.parallel.devices import gpu_id, recorded, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
@@ -46,8 +47,9 @@ __all__ = ["Transport", "SingleRank", "Host", "CudaMpi", "Nccl", "Shm", "choose_
 
 #: Maximum size in bytes for which messages are faster than the barriers of shared memory.
 SHORT = 2**15
-#: Maximum size in bytes of messages of a GPU whose checksum is computed on the host.
-CHECKED = 2**22
+#: Maximum size in bytes of messages of a GPU that are copied to the host as a whole, and whose checksum is
+#: computed there. Longer messages are copied and reduced in chunks of this size.
+CHUNK = 2**22
 #: Time limits in seconds for setting up NCCL, and for connecting to one address.
 SETUP_TIMEOUT, CONNECT_TIMEOUT = 120, 10
 #: Time limit of a single NCCL call. Ranks may wait while rank 0 writes a long checkpoint; the watchdog of the
@@ -178,16 +180,43 @@ class Host(Transport):
         self._pinned: dict[tuple, torch.Tensor] = {}
 
     def sum_(self, tensor, control):
+        if self.copies and tensor.nbytes > CHUNK:
+            return self._sum_in_chunks(tensor, control)
         host = self._on_host(tensor, send=True)
         start, array = time.perf_counter(), host.numpy()
         array[-1] = control
         self.comm.allreduce_(array)
         self.count(start, self._sum_bytes(array.nbytes))
         if self.copies:
-            self.checksum = float(array.sum()) if array.nbytes <= CHECKED else None
+            self.checksum = float(array.sum())
             with self.queued():
                 tensor.copy_(host, non_blocking=True)
         return float(array[-1])
+
+    def _sum_in_chunks(self, tensor: torch.Tensor, control: float) -> float:
+        """Reduce each chunk while the following ones are copied to the host, and the preceding ones back."""
+        host, step = self._buffer(tensor), CHUNK // tensor.itemsize
+        first, *others = chunks = [slice(start, start + step) for start in range(0, len(tensor), step)]
+        with self.queued():
+            host[first].copy_(tensor[first], non_blocking=True)
+        waits = [recorded(self.device)]
+        for chunk in others:
+            host[chunk].copy_(tensor[chunk], non_blocking=True)
+            waits.append(recorded(self.device))
+        waits[0]()  # also for the work of the clients, so its time is not counted
+        self.waited()
+        start = time.perf_counter()
+        for wait, chunk in zip(waits[1:], chunks):
+            self.comm.allreduce_(host[chunk].numpy())
+            tensor[chunk].copy_(host[chunk], non_blocking=True)
+            wait()
+        host[-1] = control
+        self.comm.allreduce_(host[chunks[-1]].numpy())
+        self.count(start, self._sum_bytes(tensor.nbytes))
+        with self.queued():
+            tensor[chunks[-1]].copy_(host[chunks[-1]], non_blocking=True)
+        self.checksum = None
+        return float(host[-1])
 
     def bcast_(self, tensor):
         root = self.comm.rank == 0
@@ -203,14 +232,19 @@ class Host(Transport):
         """Return the tensor itself, or a pinned buffer, with the tensor's values if ``send``."""
         if not self.copies:
             return tensor
+        host = self._buffer(tensor)
+        if send:
+            with self.queued():
+                host.copy_(tensor, non_blocking=True)
+        wait_for(self.device)  # earlier copies from the buffer are done, too
+        self.waited()
+        return host
+
+    def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the pinned buffer for tensors of this size and type."""
         key = tensor.numel(), tensor.dtype
         if key not in self._pinned:
             self._pinned[key] = torch.empty(len(tensor), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        if send:
-            with self.queued():
-                self._pinned[key].copy_(tensor, non_blocking=True)
-        wait_for(self.device)  # earlier copies from the buffer are done, too
-        self.waited()
         return self._pinned[key]
 
 

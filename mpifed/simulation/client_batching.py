@@ -6,7 +6,8 @@ placement, because the loop and vectorised clients give different bits. Clients 
 * the cohort has at least as many members as the first number of :data:`AUTOGRAD` or :data:`ANALYTIC` (a rank
   that hosts only one member steps it with a copy);
 * :data:`LEAST` clients have at most as many parameters together as the second number;
-* the problem has no convolutions (parameters with three or more axes), which gain nothing;
+* the problem has no convolutions (parameters with three or more axes), which gain nothing on CPUs; on GPUs,
+  where ``vmap`` turns them into grouped convolutions, they are expected to be slow, but not measured;
 * full batches have the same size on all clients, and ``torch.func.vmap`` can map the problem's functions,
   as tested by one evaluation of two clients;
 * under ``exact``, a client's results do not depend on its position in a group, which depends on the number
@@ -19,11 +20,11 @@ For large models, vectorised clients take about as long as the loop, depending o
 vectorises clients only where this saves a large part of the time (docs/performance.md).
 
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
-the launches: a cohort of two is enough, convolutions are vectorised, too, and the limit of a group is
-:data:`GPU`. Before the first round a group is evaluated once; while that exceeds the memory of a GPU, the
-size of the group is halved. This rule counts launches. It has been measured for a small network only
-(docs/cluster.md). Under ``exact``, clients are looped over, because libraries choose the kernels of a GPU by
-the number of clients in a group, which depends on the number of ranks and on the memory.
+the launches: a cohort of two is enough, and the limit of a group is :data:`GPU`. Before the first round a
+group is evaluated once; while that exceeds the memory of a GPU, the size of the group is halved. This rule
+counts launches. It has been measured for a small network only (docs/cluster.md). Under ``exact``, clients are
+looped over, because libraries choose the kernels of a GPU by the number of clients in a group, which depends
+on the number of ranks and on the memory.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def reason_for_loop(config: SimulationSettings, problem: Problem, on_gpu: bool =
     if parameters * LEAST > limits.parameters:
         return f"{parameters:,} parameters per client, more than {limits.parameters // LEAST:,}"
     shapes = [shape for block in blocks for shape in blocks[block].values()]
-    convolutions = limits is AUTOGRAD and any(len(shape) > 2 for shape in shapes)
+    convolutions = not is_analytic(problem) and any(len(shape) > 2 for shape in shapes)
     return "convolutions" if convolutions else ""
 
 

@@ -8,7 +8,10 @@ point is evaluated before the first round, and shows functions that fail.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +33,7 @@ from mpifed.parallel.comm import (
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 
-__all__ = ["FiniteValues", "NonFiniteError", "expect_finite_shared", "expect_gradient"]
+__all__ = ["FiniteValues", "NonFiniteError", "expect_gradient"]
 
 #: Represents no client in a minimum over ranks.
 _NO_CLIENT = np.iinfo(np.int64).max
@@ -50,7 +53,8 @@ class _NonFiniteMessage(NamedTuple):
 
 
 class FiniteValues:
-    """Checks the messages, the averages and ``shared`` of a rank.
+    """Checks the messages, the averages and ``shared`` of a rank: :meth:`begin` in a phase, then
+    :meth:`check_messages` for each group, then :meth:`around_server`.
 
     Args:
         clients: numbers of the clients that this rank may step.
@@ -59,30 +63,91 @@ class FiniteValues:
 
     def __init__(self, oracle: Oracle, clients: np.ndarray, comm: SerialComm, known_start: bool):
         self._oracle, self._clients, self._comm, self._known_start = oracle, clients, comm, known_start
+        self._first: _NonFiniteMessage | None = None
+        # On a GPU: the position of a member in the cohort of the rank, or _NO_CLIENT, and its message.
+        self._on_gpu: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def first_message(self, stage: Stage, cohort: Cohort, members: slice) -> _NonFiniteMessage | None:
-        """Return a group's first message that is not finite, before the reduction overwrites the messages.
+    def begin(self, cohort: Cohort) -> None:
+        """Start a phase of ``cohort``."""
+        self._cohort, self._first, self._on_gpu = cohort, None, None
+
+    def check_messages(self, stage: Stage, members: slice) -> bool:
+        """Record the first message that is not finite, before the reduction overwrites those of a group.
+
+        On a GPU, the record is computed there, and the host does not wait for it.
 
         Args:
             members: the group, a part of ``cohort.local``.
+
+        Returns:
+            Whether the messages are finite; always true on a GPU.
         """
         rows = stage.messages.buffer[: members.stop - members.start]
+        if rows.is_cuda:
+            if rows.numel():
+                self._record_on_gpu(rows, members)
+            return True
         if all_finite(rows):
-            return None
-        row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-        return _NonFiniteMessage(int(cohort.numbers[members.start + row]), rows[row].clone())
+            return True
+        if self._first is None:
+            row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
+            self._first = _NonFiniteMessage(int(self._cohort.numbers[members.start + row]), rows[row].clone())
+        return False
 
-    def expect_mean(self, r: int, stage: Stage, first: _NonFiniteMessage | None) -> None:
-        """Raise an error on all ranks if an average is not finite. Collective in that case.
+    def _record_on_gpu(self, rows: torch.Tensor, members: slice) -> None:
+        largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
+        self._are_bad = ~(largest < torch.inf)  # NaN, too
+        numbers = torch.arange(members.start, members.stop, device=rows.device)[:, None]
+        member = torch.where(self._are_bad, numbers, _NO_CLIENT).amin()
+        message = rows.index_select(0, (member - members.start).clamp(max=len(rows) - 1)[None])[0]
+        if self._on_gpu is not None:
+            earlier, kept = self._on_gpu
+            message = torch.where(earlier <= member, kept, message)
+            member = torch.minimum(earlier, member)
+        self._on_gpu = member, message
 
-        Args:
-            first: the first message on this rank that is not finite.
+    def mark_compressed(self, stage: Stage, members: slice) -> None:
+        """Make the messages of a group that were not finite so again, because compression on a GPU may have
+        left out the values. (On the CPU, such a group is not compressed.)"""
+        rows = stage.messages.buffer[: members.stop - members.start, :1]
+        if rows.is_cuda and rows.numel():
+            rows.masked_fill_(self._are_bad, torch.nan)
+
+    @contextlib.contextmanager
+    def around_server(self, r: int, stage: Stage, shared: State) -> Iterator[None]:
+        """Check the mean before the block, and ``shared``, which the server function writes there, after it.
+
+        If the host of a single rank had to wait for a GPU to know the mean, both are checked after the block,
+        with one wait. Collective if a mean is not finite.
 
         Raises:
-            NonFiniteError: names the client, the fields and the likely cause.
+            NonFiniteError: on all ranks: names the client and the fields, or the fields of ``shared``, and
+                the likely cause. After a mean that is not finite, ``shared`` is as before the block.
         """
-        if stage.reduction.mean_is_finite():
-            return
+        is_finite = stage.reduction.mean_is_finite()
+        if is_finite is None and self._comm.size > 1:  # the other ranks do not see an error of this rank
+            is_finite = all_finite(stage.mean.buffer)
+        if is_finite is False:
+            self._raise(r, stage)
+        before = shared.buffer.clone() if is_finite is None else None
+        try:
+            yield
+            if before is not None:
+                checksums = torch.stack([stage.mean.buffer.sum(), shared.buffer.sum()]).tolist()
+                if all(map(math.isfinite, checksums)):
+                    return
+            _expect_finite_shared(r, stage, shared)
+        except Exception:  # possibly a consequence of the mean
+            if before is not None and not all_finite(stage.mean.buffer):
+                shared.buffer.copy_(before)
+                self._raise(r, stage)
+            raise
+
+    def _raise(self, r: int, stage: Stage) -> NoReturn:
+        """Raise the error for a mean that is not finite. Collective."""
+        if self._on_gpu is not None and (member := int(self._on_gpu[0])) != _NO_CLIENT:
+            self._first = _NonFiniteMessage(int(self._cohort.numbers[member]), self._on_gpu[1])
+        first = self._first
         client = reduce_number(self._comm, first.client if first else _NO_CLIENT, "min")
         if client == _NO_CLIENT:
             raise NonFiniteError(
@@ -108,7 +173,7 @@ class FiniteValues:
         return f"{fields} of `message` (phase {stage.phase.name!r}): {cause}"
 
 
-def expect_finite_shared(r: int, stage: Stage, shared: State) -> None:
+def _expect_finite_shared(r: int, stage: Stage, shared: State) -> None:
     """Check what the server function has written, which is the same on all ranks.
 
     Raises:

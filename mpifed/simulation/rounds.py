@@ -32,7 +32,7 @@ from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
-from mpifed.simulation.not_finite import FiniteValues, expect_finite_shared, expect_gradient
+from mpifed.simulation.not_finite import FiniteValues, expect_gradient
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import Allocation
 
@@ -179,17 +179,16 @@ class Rounds:
             now, scales = self._now(r, cohort), self.coordinator.scales(cohort)
             # 2. Client functions fill messages, which are added up group by group while they are in cache.
             self.changed[cohort.members] = True
-            first_not_finite = None
             shared.pop_accesses()
             stage.reduction.begin(cohort)
+            self._finite.begin(cohort)
             for members in self.executor.groups(stage, cohort):
                 for observer in self.observers:
                     observer.before_clients(stage, cohort, members)
                 self.executor.run(stage, now, members, shared)
-                not_finite = self._finite.first_message(stage, cohort, members)
-                first_not_finite = first_not_finite or not_finite
-                if r and not not_finite:
+                if self._finite.check_messages(stage, members) and r:
                     self.compressor.send(r, stage, cohort, members, scales)
+                    self._finite.mark_compressed(stage, members)
                 for observer in self.observers:
                     observer.after_clients(stage, cohort, members)
                 stage.reduction.add(members)
@@ -197,14 +196,15 @@ class Rounds:
             # 3. One collective reduction averages the messages.
             controls += stage.reduction.finish(control)
             control = 0.0  # only the first Allreduce includes it
-            self._finite.expect_mean(r, stage, first_not_finite)
-            for observer in self.observers:
-                observer.after_mean(stage, cohort)
-            # 4. Rank 0 updates the adaptive matrices and broadcasts them.
-            matrices = self.coordinator.refresh(r, stage.mean, stage.updated_matrices, now.step(now.steps))
-            # 5. The server function updates `shared`, identically on every rank.
-            self._run_server(stage, now)
-            expect_finite_shared(r, stage, shared)
+            with self._finite.around_server(r, stage, shared):
+                for observer in self.observers:
+                    observer.after_mean(stage, cohort)
+                # 4. Rank 0 updates the adaptive matrices and broadcasts them.
+                matrices = self.coordinator.refresh(
+                    r, stage.mean, stage.updated_matrices, now.step(now.steps)
+                )
+                # 5. The server function updates `shared`, identically on every rank.
+                self._run_server(stage, now)
             self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
         self.skipped += skips
         if r and not skips:

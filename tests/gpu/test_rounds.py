@@ -1,21 +1,24 @@
 """Rounds on a GPU: the results of the CPU, and how often the host waits for the device."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import everything
 import pytest
 import torch
 from device_rounds import SIMPLEX, SIMULATED, TOLERANCE, allowed_waits, covering, rounds, settings
+from faulty import Faulty
 from games import Game, configuration, started
 from simulated_gpu import device as gpu
 
 from mpifed import Config
 from mpifed.algorithms import SAGDA, FedAvg, LocalSGDA
 from mpifed.core import sampling
-from mpifed.core.compression import QSGD, TopK
+from mpifed.core.compression import QSGD, RandK, TopK
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.parallel.comm import CollectiveError
 from mpifed.simulation import client_batching
+from mpifed.simulation.simulation import NonFiniteError
 
 JOB = Path(__file__).parents[2] / "jobs/digits_auc.toml"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="counts operations of the simulated GPU")
@@ -62,13 +65,13 @@ def test_options_of_messages_and_samples(noise, compression, group):
         found, _, places, simulation = rounds(config)
         points.append(found)
     torch.testing.assert_close(points[1], points[0], rtol=1e-9, atol=1e-9)
-    assert places.total() <= 4 // group + 2, places
+    assert places.total() <= 2, places
 
 
 @pytest.mark.parametrize("store", ["device", "memory", "disk"])
 @pytest.mark.parametrize("group", [1, 2, "all"])
 def test_state_of_clients_in_host_memory(store, group):
-    """The same bits as on the device; a further wait per group for the records, and one for the residuals."""
+    """The same bits as on the device; a wait per group for the records, and one for the residuals."""
     method = SAGDA(K=2, eta_xl=0.05, eta_yl=0.05, variates="stored")
     points = []
     for kept in ("device", store):
@@ -79,7 +82,58 @@ def test_state_of_clients_in_host_memory(store, group):
         points.append(found)
     assert torch.equal(*points)
     groups = {1: 1, 2: 2, "all": 1}[group]  # the loop adds up the messages of all of its clients
-    assert places.total() <= {1: 4, 2: 2, "all": 1}[group] + 2 + (0 if store == "device" else 2 * groups)
+    assert places.total() <= 2 + (0 if store == "device" else 2 * groups), places
+
+
+#: Values of messages that are not finite, or whose sum is not.
+VALUES = {"infinite": torch.inf, "NaN": torch.nan, "large": 1e308}
+
+
+@dataclass(frozen=True)
+class Failing(Faulty):
+    """In one round, the messages of ``victim`` and of the following clients have such values in ``y``, those
+    of the following also in ``x``, or the server's result is infinite. The server function refuses NaN."""
+
+    when: int = 2
+
+    def client_round(self, now, shared, client, message, oracle):
+        super().client_round(now, shared, client, message, oracle)
+        if now.round == self.when and self.fault in VALUES:
+            numbers = oracle.client.tolist()
+            message.y[[number >= self.victim for number in numbers], 1] = VALUES[self.fault]
+            message.x[[number > self.victim for number in numbers], 2] = VALUES[self.fault]
+
+    def server_round(self, now, shared, mean):
+        super().server_round(now, shared, mean)
+        if mean.y[1].isnan():
+            raise ValueError("NaN")
+
+
+CLIENT = "client {}, field 'y' of `message` (phase 'round'): reduce the step sizes"
+
+
+@pytest.mark.parametrize("group", [1, 2, "all"])
+@pytest.mark.parametrize("fault, victim, compression, text", [
+    ("infinite", 3, None, CLIENT.format(3)),
+    ("NaN", 3, None, CLIENT.format(3)),
+    ("NaN", 5, RandK(0.4), CLIENT.format(5)),  # which leaves out the value
+    ("large", 3, None, "the sum of finite messages overflows in phase 'round': reduce the step sizes"),
+    ("server", 3, None, "field 'y' of `shared`, written by the server from finite averages"),
+], ids=["infinite", "nan", "nan-compressed", "large", "server"])  # fmt: skip
+def test_errors_for_values_that_are_not_finite(fault, victim, compression, text, group):
+    """The same errors and points as on the CPU, where messages are checked before they are compressed."""
+    errors, points = [], []
+    for device in ("cpu", "cuda"):
+        sections = {"message": {"compression": compression}}
+        run = dict(device=device, group=group, reduction="fused", sections=sections)
+        simulation = started(configuration(Failing(fault, victim), Game(clients=6), "unused", **run), 1)
+        with pytest.raises(NonFiniteError) as caught:
+            for _ in range(2):
+                simulation.step()
+        errors.append(str(caught.value))
+        points.append(simulation.point().cpu())
+    assert errors[0].startswith(f"non-finite value in round 2: {text}") and errors[1] == errors[0]
+    torch.testing.assert_close(*points, rtol=TOLERANCE, atol=0)  # a real GPU rounds differently
 
 
 def test_row_numbers_drawn_on_the_device_have_the_same_bits(monkeypatch):

@@ -4,8 +4,10 @@ import time
 
 import numpy as np
 import pytest
+import simulated_gpu
 import torch
 import torch.distributed as dist
+from device_rounds import SIMULATED
 from games import Game, configuration, started
 from nodes import two_nodes
 from resumed import bits
@@ -16,11 +18,12 @@ import mpifed.simulation.simulation
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA
 from mpifed.parallel import reproducibility
-from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
 from mpifed.parallel.transport import CudaMpi, Host, Nccl, Shm, SingleRank, choose_transport
+from mpifed.simulation import client_batching
 
 pytestmark = pytest.mark.mpi
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -226,6 +229,24 @@ def test_gradients_in_bfloat16_on_the_device(comm, out, compile):
 def test_exact_is_reproducible_on_the_device(comm, out):
     one, other = (final(comm, f"{out}/{number}", device="cuda", reduction="exact") for number in (1, 2))
     np.testing.assert_array_equal(one, other)
+
+
+@gpu
+@pytest.mark.parametrize("group, is_compared", [("auto", True), ("all", True), ("all", False)])
+def test_exact_is_reproducible_on_any_number_of_devices(comm, out, monkeypatch, group, is_compared):
+    """Also if the results of vectorised clients depend on the size of the group: they are looped over by
+    default, and if a comparison before the first round finds a difference. Only without it, bits differ."""
+    if not is_compared:
+        if not SIMULATED:
+            pytest.skip("a real GPU may give the same bits")
+        monkeypatch.setattr(client_batching, "_depends_on_position", lambda *_: False)
+    settings = dict(device="cuda", reduction="exact", group=group)
+    with simulated_gpu.rounding_by_shape():
+        found = final(comm, f"{out}/ranks", **settings)
+        if comm.rank == 0:
+            alone = final(SerialComm(), f"{out}/alone", **settings)
+            assert np.array_equal(found, alone) == (is_compared or comm.size == 1)
+            np.testing.assert_allclose(found, alone, rtol=1e-12, atol=1e-12)  # in the last bits only
 
 
 @gpu

@@ -41,7 +41,7 @@ class Edged(Game):
 
     def loss(self, x, y, batch):
         *columns, number = batch
-        room = self.edge**2 - ((y["y"] - self.begin) ** 2).sum()
+        room = self.edge**2 - ((y["y"] - self.begin.to(y["y"].device)) ** 2).sum()
         room = torch.where(number[0] == self.victim, room, torch.ones_like(room))
         # The square root and its derivative are NaN beyond the edge.
         return super().loss(x, y, columns) + 0 * torch.sqrt(room)

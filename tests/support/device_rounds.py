@@ -33,8 +33,8 @@ SIMPLEX = {
     "AffineShift", "FairClassification", "DistributionallyRobust", "MatrixGame", "FiniteMax",
     "ClientMixture", "QuadraticMixture",
 }  # fmt: skip
-#: Waits of a round beyond one per group and two per phase. Two methods store the number of completed rounds,
-#: which is read per group and by the server; FLRA averages the clients' own blocks, too.
+#: Further waits of a round. Two methods store the number of completed rounds, which is read per group and by
+#: the server; FLRA averages the clients' own blocks, too.
 FURTHER = {"FedDualAvg": 4, "FeDualEx": 3, "FLRA": 1}
 
 
@@ -99,8 +99,7 @@ def rounds(config, count: int = 3, comm=None):
 
 
 def allowed_waits(simulation) -> int:
-    """Return the largest number of waits in a round of all clients in one process: one per group and two per
-    phase."""
-    algorithm, clients = simulation.config.algorithm, simulation.problem.clients
-    groups = clients if simulation.rounds.choice.group == 1 else 1
-    return len(algorithm.phases) * (groups + 2) + FURTHER.get(type(algorithm).__name__, 0)
+    """Return the largest number of waits in a round of all clients in one process: one per phase, to check
+    the mean and ``shared``, and with ``exact`` one to copy the partial sums to the host."""
+    algorithm, is_exact = simulation.config.algorithm, simulation.config.run.is_reproducible
+    return len(algorithm.phases) * (1 + is_exact) + FURTHER.get(type(algorithm).__name__, 0)

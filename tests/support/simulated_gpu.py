@@ -5,11 +5,18 @@ bits of the CPU. As on a GPU,
 
 * kernels refuse tensors of several devices, except for scalars of the CPU and index tensors;
 * operations without a deterministic CUDA kernel are refused under torch's deterministic algorithms;
-* a copy to pinned host memory with ``non_blocking=True`` arrives only when the host waits for the device, and
-  the buffer of a copy from pinned memory must not change before that.
+* a copy to pinned host memory with ``non_blocking=True`` arrives only when the host waits for the device, or
+  for an event after the copy: until then the host reads NaN. The buffer of a copy from pinned memory must not
+  change before that, and the time of an event cannot be read before it.
 
-:class:`Device` counts kernels, copies and waits of the host for the device. The simulation does not show the
-rounding, speed or memory of real kernels, and has no Triton or CUDA graphs; NCCL is replaced by gloo.
+:class:`Device` counts kernels, copies and waits of the host for the device. Kernels are executed at once,
+because the package uses one stream, the current one, on which they are in order, and the host sees their
+results by copies only. Within :func:`rounding_by_shape`, products also round differently for groups of
+different sizes, as those of libraries that choose a kernel by the shapes.
+
+The simulation does not show the rounding, speed or memory of real kernels, and has no Triton or CUDA graphs.
+NCCL is replaced by gloo, which needs as many processes as ranks: the process group "fake" of torch, with any
+number of ranks in one process, exists only after a private module has been imported.
 
 As a pytest plugin (``-p simulated_gpu``) it simulates a device during the whole session. The C++ library must
 be loaded before torch: ``build`` compiles it, ``MPIFED_SIMULATED_GPU`` has its path, and
@@ -93,6 +100,10 @@ NONDETERMINISTIC = {
     "reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss2d_forward", "nll_loss2d_backward",
     "grid_sampler_2d_backward", "_ctc_loss_backward", "max_unpool2d", "fractional_max_pool2d_backward",
 }  # fmt: skip
+#: Products, whose kernels libraries choose by the shapes.
+PRODUCTS = {
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward",
+}  # fmt: skip
 #: Operations that accept index tensors of the CPU, which are copied to the device.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 #: Operations that refuse even scalars of the CPU.
@@ -106,31 +117,43 @@ class Device:
         kernels, waits, copies: numbers by operation; ``copies`` by "to device", "from device", and the same
             with ", waiting", which are waits, too.
         places: numbers of waits by operation and line of the package or the tests.
+        queued, done: number of copies, and recorded events, that have been queued in total, and the number of
+            the last for which the host has waited.
+        rounds_by_shape: whether products round differently for different shapes.
     """
 
     def __init__(self):
-        self.current, self.arriving, self.sources = 0, [], []
+        self.current, self.arriving, self.sources, self.queued, self.done = 0, [], [], 0, 0
+        self.rounds_by_shape = False
         self.clear()
 
     def clear(self) -> None:
         self.kernels, self.waits, self.copies, self.places = Counter(), Counter(), Counter(), Counter()
 
-    def wait(self, operation: str) -> None:
-        """Count a wait of the host; copies that were under way are done."""
+    def number(self) -> int:
+        """Number something that is queued."""
+        self.queued += 1
+        return self.queued
+
+    def wait(self, operation: str, last: int | None = None) -> None:
+        """Count a wait of the host for everything that is queued, or up to a number."""
         self.waits[operation] += 1
         self.places[f"{operation} {_place()}"] += 1
+        last = self.queued if last is None else last
         with no_dispatch():
-            self.check_sources()
-            for arrive in self.arriving:
-                arrive()
-        self.arriving.clear()
+            self.check_sources(last)
+            for number, arrive in self.arriving:
+                if number <= last:
+                    arrive()
+        self.arriving = [one for one in self.arriving if one[0] > last]
+        self.done = max(self.done, last)
 
-    def check_sources(self) -> None:
-        """Check that pinned buffers have not changed since copies from them were queued."""
-        for source, before in self.sources:
+    def check_sources(self, last: int) -> None:
+        """Check that pinned buffers have not changed since copies from them, up to a number, were queued."""
+        for number, source, before in self.sources:
             equal = torch.equal(*(values.contiguous().view(torch.uint8) for values in (source, before)))
-            assert equal, "a pinned buffer was written to while it was copied to the device"
-        self.sources.clear()
+            assert number > last or equal, "a pinned buffer was written to while it was copied to the device"
+        self.sources = [one for one in self.sources if one[0] > last]
 
     def copied(self, way: str, waiting: bool) -> None:
         self.copies[way + ", waiting" * waiting] += 1
@@ -229,6 +252,8 @@ def _dispatch(func, args, kwargs):
     if wanted is not None:
         own |= {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in own else {})
     result = func(*tree_map(_host, args), **own)
+    if device.rounds_by_shape and name in PRODUCTS:
+        _round_by_shape(result)
     if (written := _written(func, args, kwargs)) is not None:
         return written
     if wanted is not None and not on_device:
@@ -318,10 +343,10 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         late = non_blocking and _is_queued(own)
         device.copied("from device", waiting=not late)
         if late:
-            device.check_sources()  # earlier copies from this buffer come first
+            device.check_sources(device.queued)  # earlier copies from this buffer come first
             arriving = values.to(own.dtype, copy=True)
             own.view(torch.uint8).fill_(0xFF)  # NaN, until it arrives
-            device.arriving.append(lambda: own.copy_(arriving))
+            device.arriving.append((device.number(), lambda: own.copy_(arriving)))
             return target
     own.copy_(values)
     return target
@@ -337,7 +362,7 @@ def _copied_to_device(source: torch.Tensor, non_blocking: bool) -> None:
     late = non_blocking and _is_queued(source)
     device.copied("to device", waiting=not late)
     if late:
-        device.sources.append((source, source.clone()))
+        device.sources.append((device.number(), source, source.clone()))
 
 
 class _Everything(TorchDispatchMode):
@@ -373,16 +398,36 @@ class Event:
     """A point of the stream; its time is that of the host."""
 
     def __init__(self, **_):
-        self.time = 0.0
+        self.time, self.number = 0.0, 0
 
     def record(self, stream=None) -> None:
-        self.time = time.perf_counter()
+        self.time, self.number = time.perf_counter(), device.number()
 
     def synchronize(self) -> None:
-        device.wait("synchronize")
+        device.wait("synchronize", self.number)
 
     def elapsed_time(self, end: Event) -> float:
+        for event in (self, end):
+            if not 0 < event.number <= device.done:
+                raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return 1000 * (end.time - self.time)
+
+
+@contextlib.contextmanager
+def rounding_by_shape():
+    """Within it, products differ in the last bits for different shapes, such as those of groups."""
+    device.rounds_by_shape = True
+    try:
+        yield
+    finally:
+        device.rounds_by_shape = False
+
+
+def _round_by_shape(result) -> None:
+    """Multiply a product in place by 1 and some rounding errors, as many as the sum of its sizes modulo 7."""
+    for value in result if isinstance(result, tuple) else [result]:
+        if value is not None:
+            value.mul_(1 + sum(value.shape) % 7 * torch.finfo(value.dtype).eps)
 
 
 @contextlib.contextmanager

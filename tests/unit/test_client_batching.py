@@ -84,6 +84,12 @@ def test_exact_loops_over_clients_on_a_gpu():
     assert reasons == ["", "on a GPU, the bits of vectorised clients may depend on the size of a group"]
 
 
+@pytest.mark.parametrize("shape, reason", [((3, 1, 1), "convolutions"), ((3, 1), "")])
+def test_convolutions_are_looped_over_on_a_gpu(shape, reason):
+    problem = Squares(clients=8, shape=shape)
+    assert reason_for_loop(job(Squares(), reduction="fused"), problem, on_gpu=True) == reason
+
+
 @pytest.mark.parametrize("count, size, groups", [
     (0, 4, []), (1, 4, [1]), (3, 1, [1, 1, 1]), (9, 4, [3, 3, 3]), (5, 4, [3, 2]), (7, 3, [3, 2, 2]),
     (5, 2, [2, 2, 1]), (8, 9, [8]),
