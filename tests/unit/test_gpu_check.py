@@ -52,12 +52,12 @@ def test_rehearsal(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith("## GPU check: no failures in ")
     rows = [
-        "| LocalSGDA | FiniteMax | 0.0e+00 | 3 (5) | ok |",
+        "| LocalSGDA | FiniteMax | 0.0e+00 | 1 (1) | ok |",
         "| 2 | 1 | 1 | 1 | yes | ",
         "| 2 | 1 | host | 0.0e+00 |",
-        "| tests/gpu | 1 | 2 | 0 | 0 |",
+        "| tests/gpu | 1 | 6 | 0 | 0 |",
         "| 1 | 1 | none | digits-mlp | AdaFGDA |  |",
-        "| all | 485 | 3 |",
+        "| all | 497 | 1 |",
     ]
     assert [row for row in rows if row not in done.stdout] == []
     assert report.read_text().partition("\n")[2] == done.stdout.partition("\n")[2]
