@@ -33,9 +33,6 @@ SIMPLEX = {
     "AffineShift", "FairClassification", "DistributionallyRobust", "MatrixGame", "FiniteMax",
     "ClientMixture", "QuadraticMixture",
 }  # fmt: skip
-#: Further waits of a round. Two methods store the number of completed rounds, which is read per group and by
-#: the server; FLRA averages the clients' own blocks, too.
-FURTHER = {"FedDualAvg": 4, "FeDualEx": 3, "FLRA": 1}
 
 
 def covering() -> list[tuple[str, str]]:
@@ -100,6 +97,7 @@ def rounds(config, count: int = 3, comm=None):
 
 def allowed_waits(simulation) -> int:
     """Return the largest number of waits in a round of all clients in one process: one per phase, to check
-    the mean and ``shared``, and with ``exact`` one to copy the partial sums to the host."""
-    algorithm, is_exact = simulation.config.algorithm, simulation.config.run.is_reproducible
-    return len(algorithm.phases) * (1 + is_exact) + FURTHER.get(type(algorithm).__name__, 0)
+    the mean and ``shared``, and with ``exact`` one per reduction, to copy the partial sums to the host."""
+    phases, rounds = len(simulation.config.algorithm.phases), simulation.rounds
+    reductions = phases + bool(rounds.memory.client_blocks.fields)  # an average of the clients' own blocks
+    return phases + simulation.config.run.is_reproducible * reductions
