@@ -51,10 +51,10 @@ __all__ = [
 
 #: Name of a module loaded from a file → digest of the source that was executed.
 _loaded: dict[str, str] = {}
+#: Folders of the files that were loaded.
+_folders: set[Path] = set()
 #: Maximum size of a source file in bytes.
 MAX_SOURCE = 2**26
-#: Folders of these files.
-_folders: set[Path] = set()
 #: "" if user code may be loaded, otherwise the end of the error message.
 _remedy: contextvars.ContextVar[str] = contextvars.ContextVar("remedy", default="")
 
