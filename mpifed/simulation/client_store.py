@@ -113,11 +113,10 @@ class ClientStore:
             CollectiveError: on all ranks: a rank cannot allocate or share the memory.
         """
         clients = len(self.placement.reach(self._comm.rank))
-        if not width:
-            return torch.zeros(clients, 0, dtype=dtype, device=self._device)
-        if self.kind == "device" or (self.kind == "memory" and not self.shares):
-            device = self._device if self.kind == "device" else "cpu"
-            return torch.zeros(clients, width, dtype=dtype, device=device)
+        if self.kind == "device" or not width:
+            return torch.zeros(clients, width, dtype=dtype, device=self._device)
+        if self.kind == "memory" and not self.shares:
+            return torch.zeros(clients, width, dtype=dtype)
         # The first rank of the node allocates the rows of all.
         nbytes = clients * width * dtype.itemsize if self._node.rank == 0 else 0
         folder = tempfile.gettempdir() if self.kind == "disk" else None
@@ -141,6 +140,11 @@ class GroupRows:
     def __init__(self, matrix: torch.Tensor, device: torch.device):
         self._matrix, self._device = matrix, device
         self._pinned = matrix[:0]
+
+    @classmethod
+    def if_needed(cls, matrix: torch.Tensor, device: torch.device) -> GroupRows | None:
+        """Return the copies of a matrix in host memory for a GPU; ``None`` if the matrix is on the device."""
+        return cls(matrix, device) if device.type == "cuda" and not matrix.is_cuda else None
 
     def read(self, positions: np.ndarray) -> torch.Tensor:
         """Return the rows at ``positions`` on the device, ``[C, width]``. The copy is queued."""

@@ -102,8 +102,7 @@ class MessageCompressor:
         settings, self._seed, self._clients, self._shared = config.message, config.seed, clients, shared
         self._compression, self._feedback = settings.compression, settings.error_feedback
         self._plans = plan(settings, config.algorithm.phases, layouts, shared.layout)[0]
-        self._residuals, in_host_memory = residuals, not residuals.is_cuda and shared.buffer.is_cuda
-        self._copied = GroupRows(residuals, shared.buffer.device) if in_host_memory else None
+        self._residuals, self._copied = residuals, GroupRows.if_needed(residuals, shared.buffer.device)
 
     def reads(self, phase: int) -> set[str]:
         """Return the fields of ``shared`` that clients need for the differences in a phase."""

@@ -129,8 +129,7 @@ class Executor:
         self.oracle, self.sampler = oracle, oracle.sampler
         self.clients, self.capacity = clients, capacity
         self._layout, self._views, self._device = within_round, {}, oracle.sampler.device
-        in_host_memory = self._device.type == "cuda" and not clients.buffer.is_cuda
-        self._copied = GroupRows(clients.buffer, self._device) if in_host_memory else None
+        self._copied = GroupRows.if_needed(clients.buffer, self._device)
         self.calls_in_round, self.clipped = 0, 0  # the second becomes a tensor with `oracle.clip`
         self.calls = np.zeros(0, dtype=np.int64)
 

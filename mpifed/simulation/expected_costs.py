@@ -16,7 +16,7 @@ import torch
 
 from mpifed.core.algorithm import local_steps
 from mpifed.core.participation import Available, Participation, Uniform
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Problem, sizes_of
 from mpifed.core.records import Record, State
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.exchange import Exchange, MessageExchange, bytes_in_memory, padded
@@ -186,8 +186,7 @@ def _with_group(
 
 def _most_rows(problem: Problem, placement: Placement) -> int:
     """Return the largest number of rows on a rank."""
-    rows = np.array([problem.client_size(client) for client in range(problem.clients)])
-    ends = np.append(0, np.cumsum(rows))[placement.edges]
+    ends = np.append(0, np.cumsum(sizes_of(problem, placement.numbers)))[placement.edges]
     return int(np.diff(ends).max())
 
 
