@@ -32,6 +32,9 @@ ELSEWHERE = {
     ("LocalDualExtrapolation", "mirror"): "all mirror maps of blockwise are Euclidean by default",
     ("FedDualAvg", "mirror"): "likewise",
     ("FeDualEx", "mirror"): "likewise",
+    ("FeDualEx", "shadow"): "where no point leaves the set, both averages are the same",
+    ("MASHA1", "tau"): "the reference point changes in each round for both probabilities",
+    ("MASHA2", "tau"): "likewise",
     ("FedExP", "epsilon"): "the server's step size is 1, its lower bound",
     ("FedExP", "epsilon_scaled"): "likewise",
     ("Bi2Clip", "u_g"): "displacements are shorter",
@@ -59,6 +62,10 @@ ELSEWHERE_OF_PROBLEMS = {
 }
 #: Settings with tests of their own for each value.
 CHOICES = ("dataset", "model", "augmentation", "partition", "phi")
+
+
+#: Method → settings with which y leaves its set between two projections.
+LARGER_STEPS = dict.fromkeys(("FGDA", "AdaFGDA"), {"lam": 0.1, "eta": 0.3})
 
 
 def problem_of(method):
@@ -107,13 +114,18 @@ def alternatives(annotation) -> list:
 
 
 def is_same(one: list, other: list) -> bool:
-    tensors = all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one[:2], other[:2]))
+    """Return whether two outcomes are equal up to rounding: a few units of the last place of float32, as
+    processors round differently."""
+    tensors = all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+        for a, b in zip(one[:2], other[:2])
+    )
     return tensors and one[2] == other[2]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_accepted_setting_of_a_method_has_an_effect(name):
-    base = METHODS[name][0]
+    base = METHODS[name][0] | LARGER_STEPS.get(name, {})
     before, tried = outcome(name, base), 0
     for setting, field in settings_of(ALGORITHMS[name]).items():
         default = default_of(field)
