@@ -21,7 +21,7 @@ from mpifed.parallel.comm import (
     gather_rows,
     reduce_number,
 )
-from mpifed.parallel.world import launcher_number
+from mpifed.parallel.world import local_rank
 
 __all__ = [
     "assign_devices", "choose_device", "device_type", "gpu_id", "keep_freed_memory", "offered_devices",
@@ -30,10 +30,6 @@ __all__ = [
 
 #: File that exists if a driver for NVIDIA GPUs is loaded.
 DRIVER = Path("/proc/driver/nvidia/version")
-#: Environment variables with the local rank of a process: Open MPI, MPICH, MVAPICH, Cray.
-_LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID",
-)  # fmt: skip
 #: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 #: Parameters of glibc's ``mallopt(3)``: allocate blocks of up to 32 MiB, the maximum, on the heap; return
@@ -87,11 +83,11 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
         return torch.device("cpu")
     with collective_errors(comm, ValueError, RuntimeError):
         # If a script has split the communicator, ranks within its parts would map several parts to one GPU.
-        launched = launcher_number(_LOCAL_RANKS, "SLURM_LOCALID")
-        local_rank = comm.local_rank if launched is None else launched
-        offered = offered_devices(wanted, gpus, local_rank)
+        launched = local_rank()
+        number = comm.local_rank if launched is None else launched
+        offered = offered_devices(wanted, gpus, number)
         identities = np.array([[gpu_id(device)] for device in offered], dtype=np.int64)
-    ranks = gather_rows(comm, np.array([[len(offered), local_rank]], dtype=np.int64))
+    ranks = gather_rows(comm, np.array([[len(offered), number]], dtype=np.int64))
     counts, local_ranks = ranks.T.tolist()
     seen = np.split(gather_rows(comm, identities, counts)[:, 0], np.cumsum(counts)[:-1])
     chosen = assign_devices([devices.tolist() for devices in seen], local_ranks)

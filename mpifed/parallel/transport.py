@@ -399,11 +399,12 @@ class Nccl(_Direct):
         return dist.TCPStore(host, int(port), self.comm.size, False, limit, wait_for_workers=False)
 
     def _join(self, backend: str, store: dist.TCPStore) -> None:
-        message = torch.full((2,), self.comm.rank + 1.0, device=self.device)
+        # float64, because the sum of several thousand ranks has more digits than float32.
+        message = torch.full((2,), self.comm.rank + 1.0, dtype=torch.float64, device=self.device)
         _within(SETUP_TIMEOUT, lambda: self._send(backend, store, message))
-        expected, found = self.comm.size * (self.comm.size + 1) / 2, message.tolist()
+        expected, found = self.comm.size * (self.comm.size + 1) // 2, message.tolist()
         if found != [expected, expected]:
-            raise ValueError(f"a test message gives the sums {found}, expected {expected:g}")
+            raise ValueError(f"a test message gives the sums {found}, expected {expected}")
 
     def _send(self, backend: str, store: dist.TCPStore, message: torch.Tensor) -> None:
         dist.init_process_group(

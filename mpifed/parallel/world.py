@@ -6,6 +6,7 @@ exits with code 0. Therefore :func:`world` compares the size of MPI's world with
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -17,17 +18,32 @@ from pathlib import Path
 from mpifed.base.log import print_error, print_traceback
 from mpifed.parallel.comm import LaunchError, MpiComm, SerialComm, usable_mpi
 
-__all__ = ["EXIT_LAUNCH", "abort_all", "launcher_number", "process_name", "slurm_job", "world"]
+__all__ = ["EXIT_LAUNCH", "abort_all", "local_rank", "process_name", "slurm_job", "world"]
 
 #: Exit code if launcher and MPI library do not match.
 EXIT_LAUNCH = 71
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
+#: Variables with the number of a process on its node: Open MPI; MPICH and Intel MPI; MVAPICH2; MVAPICH 3; HPE
+#: Cray (PALS, Cray PMI); Flux.
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "FLUX_TASK_LOCAL_ID",
+)  # fmt: skip
+#: Variables that make an MPI library accept GPU memory: HPE Cray MPICH, MPICH, MVAPICH2, Open MPI.
+_CUDA_AWARE = (
+    "MPICH_GPU_SUPPORT_ENABLED", "MPIR_CVAR_ENABLE_GPU", "MV2_USE_CUDA", "OMPI_MCA_opal_cuda_support",
+)  # fmt: skip
 _LAUNCHER_MARKS = (
     "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_",
 )  # fmt: skip
 
 
-def launcher_number(names: Iterable[str], slurm_name: str) -> int | None:
+def local_rank() -> int | None:
+    """Return the number of this process among those of the launcher on its node; ``None`` if unknown."""
+    return _launcher_number(_LOCAL_RANKS, "SLURM_LOCALID")
+
+
+def _launcher_number(names: Iterable[str], slurm_name: str) -> int | None:
     """Return the number in the first of some environment variables of launchers; ``None`` without one.
 
     Args:
@@ -58,9 +74,11 @@ def world(given=None) -> SerialComm:
         if not all(hasattr(given, name) for name in ("Dup", "Split_type")):
             raise TypeError(f"expected a communicator of mpi4py, got {type(given).__name__}")
         return _aborting(MpiComm(given))
-    launched = launcher_number(_LAUNCHER_SIZES, "SLURM_STEP_NUM_TASKS") or 1
+    launched = _launcher_number(_LAUNCHER_SIZES, "SLURM_STEP_NUM_TASKS") or 1
     if launched == 1 and not any(name.startswith(_LAUNCHER_MARKS) for name in os.environ):
         return SerialComm()
+    if "mpi4py.MPI" not in sys.modules:
+        _select_gpu()
     usable_mpi()
     comm = _mpi()
     if comm.size != launched and launched > 1:
@@ -72,6 +90,24 @@ def world(given=None) -> SerialComm:
             f"--mpi={plugin}`, or a script of `mpifed launch`, which selects the launcher"
         )
     return _aborting(comm)
+
+
+def _select_gpu() -> None:
+    """Make a GPU torch's current device before MPI is initialised, if a variable makes MPI CUDA-aware.
+
+    Such a library may reserve memory on the current device, which otherwise is the first one on all ranks.
+    The job is not known yet, so this is the device that the local rank suggests, not always the one that
+    :func:`mpifed.parallel.devices.choose_device` finds.
+    """
+    number = local_rank()
+    if number is None or not any(os.environ.get(name, "").lower() in ("1", "true") for name in _CUDA_AWARE):
+        return
+    import torch
+
+    if gpus := torch.cuda.device_count():
+        # Another rank may use the device exclusively; this is an error only if it is chosen in the end.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.set_device(number % gpus)
 
 
 def _aborting(comm: MpiComm) -> MpiComm:

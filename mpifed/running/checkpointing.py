@@ -108,16 +108,14 @@ class CheckpointManager:
             )
         arrays, own = simulation.arrays(), simulation.client_rows()
         with collective_errors(comm, *_ERRORS):
-            rows = own.cpu()
             read = {
-                name: snapshot.arrays[name] if comm.rank == 0 else np.empty(len(values), rows.dtype)
+                name: snapshot.arrays[name] if comm.rank == 0 else np.empty(len(values), own.dtype)
                 for name, values in arrays.items()
             }
         for array in read.values():
             comm.bcast_(array)
         with collective_errors(comm, *_ERRORS, ValueError, KeyError):
-            checkpoint.read_clients(snapshot.path, rows, comm, simulation.placement)
-            own.copy_(rows)
+            checkpoint.read_clients(snapshot.path, own, comm, simulation.placement)
             for name, values in arrays.items():
                 values.copy_(torch.from_numpy(read[name]))
             past = history.read(self.folder.path, header)[0] if comm.rank == 0 else {}
@@ -197,7 +195,8 @@ class CheckpointManager:
     def _write(self, has_checkpoint: bool, end: End | None, metrics: dict[str, float] | None) -> str:
         """Write the history, the checkpoint if there is one, and the results file. Collective.
 
-        No rank sends its client rows before rank 0 has written the history and all ranks have their rows.
+        No rank sends its client rows before rank 0 has written the history and all ranks have copied the
+        vectors of the state to the host.
 
         Returns:
             The error on all ranks; "" if the files are written.
@@ -211,7 +210,6 @@ class CheckpointManager:
                         self._write_history()
                 if has_checkpoint:
                     snapshot = Snapshot.take(state, self._sizes, self.simulation, self.recorder, end)
-                    rows = state["clients"].cpu()
             with collective_errors(self.comm, *_ERRORS):
                 if has_checkpoint:
                     checkpoint.write(
@@ -219,7 +217,7 @@ class CheckpointManager:
                         self.run.keep,
                         snapshot.header,
                         snapshot.arrays,
-                        rows,
+                        state["clients"],
                         self.comm,
                         self.simulation.placement,
                         self._parts,

@@ -165,7 +165,7 @@ class ClientRows:
     """The state of the clients that a rank hosts between rounds, one row per client: several matrices side by
     side.
 
-    The state is never copied as a whole on a device.
+    The state is never copied as a whole, neither on a device nor to the host.
 
     Args:
         parts: matrices with the same number of rows.
@@ -177,10 +177,6 @@ class ClientRows:
         self._columns = [slice(*edge) for edge in itertools.pairwise(widths)]
         self.shape = len(parts[0]), widths[-1]
         self.dtype = torch.empty(0, dtype=parts[0].dtype).numpy().dtype
-
-    def cpu(self) -> ClientRows:
-        """Return the rows in the memory of the host: themselves, unless they are on a GPU."""
-        return ClientRows([part.cpu() for part in self._parts])
 
     def read(self, first: int, rows: np.ndarray) -> None:
         """Copy the rows from ``first`` on into ``rows``."""
@@ -204,7 +200,7 @@ class ClientRows:
         """Replace the rows at ``positions``."""
         source, index = torch.from_numpy(rows), torch.from_numpy(positions)
         for part, columns in zip(self._parts, self._columns):
-            part[index] = source[:, columns]
+            part[index] = source[:, columns].to(part.device)
 
     def copy_(self, rows: ClientRows) -> None:
         """Replace all rows by those of the same clients of another simulation."""

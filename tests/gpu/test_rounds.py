@@ -9,16 +9,18 @@ import torch
 from device_rounds import SIMPLEX, SIMULATED, TOLERANCE, allowed_waits, covering, rounds, settings
 from faulty import Faulty
 from games import Game, configuration, started
+from resumed import resumed
 from simulated_gpu import device as gpu
 
-from mpifed import Config
+from mpifed import Config, run
 from mpifed.algorithms import SAGDA, FedAvg, LocalSGDA
 from mpifed.core import sampling
 from mpifed.core.compression import QSGD, RandK, TopK
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
-from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation import client_batching
 from mpifed.simulation.simulation import NonFiniteError
+from mpifed.simulation.state import ClientRows
 
 JOB = Path(__file__).parents[2] / "jobs/digits_auc.toml"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="counts operations of the simulated GPU")
@@ -83,6 +85,26 @@ def test_state_of_clients_in_host_memory(store, group):
     assert torch.equal(*points)
     groups = {1: 1, 2: 2, "all": 1}[group]  # the loop adds up the messages of all of its clients
     assert places.total() <= 2 + (0 if store == "device" else 2 * groups), places
+
+
+def test_checkpoints_copy_the_rows_of_changed_clients(monkeypatch, tmp_path):
+    """All rows after the start, then those of the cohorts; a run that is resumed from them continues."""
+    copied = []
+    for name in ("read", "read_at"):
+        real = getattr(ClientRows, name)
+
+        def counting(self, where, rows, real=real):
+            copied.append(len(rows))
+            real(self, where, rows)
+
+        monkeypatch.setattr(ClientRows, name, counting)
+    method = SAGDA(K=2, eta_xl=0.05, eta_yl=0.05, variates="stored")
+    run_on_gpu = dict(device="cuda", client_store="device", cohort=2, checkpoint_every=1, keep=9)
+    job = configuration(method, Game(clients=8), tmp_path / "whole", rounds=4, **run_on_gpu)
+    whole = run(job, SerialComm())
+    assert copied == [8, 2, 2, 2]
+    part = resumed(SerialComm(), tmp_path / "whole")
+    torch.testing.assert_close(part.point, whole.point, rtol=0, atol=0)
 
 
 #: Values of messages that are not finite, or whose sum is not.

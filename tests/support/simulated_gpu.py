@@ -15,8 +15,8 @@ results by copies only. Within :func:`rounding_by_shape`, products also round di
 different sizes, as those of libraries that choose a kernel by the shapes.
 
 The simulation does not show the rounding, speed or memory of real kernels, and has no Triton or CUDA graphs.
-NCCL is replaced by gloo, which needs as many processes as ranks: the process group "fake" of torch, with any
-number of ranks in one process, exists only after a private module has been imported.
+NCCL is replaced by gloo, which needs as many processes as ranks; ``tests/unit/test_nccl_of_many_ranks.py``
+has one rank of many.
 
 As a pytest plugin (``-p simulated_gpu``) it simulates a device during the whole session. The C++ library must
 be loaded before torch: ``build`` compiles it, ``MPIFED_SIMULATED_GPU`` has its path, and

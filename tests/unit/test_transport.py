@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -121,7 +122,7 @@ class Ranks(SerialComm):
     (([1, 2, 3], [1, 2, 3]), ""),
 ])  # fmt: skip
 def test_a_shared_gpu_beside_an_unused_one_is_reported(monkeypatch, capsys, seen, warned):
-    for name in devices._LOCAL_RANKS:
+    for name in world._LOCAL_RANKS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[0]))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -210,20 +211,59 @@ def test_nccl_uses_the_first_address_of_rank_0_that_accepts_connections():
     assert several[0] == socket.gethostname() and transport._addresses(SerialComm()) == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"])
-def test_split_communicators_use_different_gpus(monkeypatch, variable):
-    """Each has one rank, with local rank 0, but the launcher has started several."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+@pytest.fixture
+def launched(monkeypatch):
+    """Return a function that sets the local rank in a launcher's variable; none is set before."""
+    for name in world._LOCAL_RANKS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(world, "slurm_job", lambda: "12" if variable == "SLURM_LOCALID" else None)
+    monkeypatch.setattr(world, "slurm_job", lambda: None)
+
+    def launch(variable: str, local_rank: str) -> None:
+        monkeypatch.setenv(variable, local_rank)
+        monkeypatch.setattr(world, "slurm_job", lambda: "12" if variable == "SLURM_LOCALID" else None)
+
+    return launch
+
+
+@pytest.mark.parametrize("variable", [*world._LOCAL_RANKS, "SLURM_LOCALID"])
+def test_split_communicators_use_different_gpus(monkeypatch, launched, variable):
+    """Each has one rank, with local rank 0, but the launcher has started several."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(devices, "gpu_id", lambda device: device.index + 1)
     for rank in ("0", "1", ""):
-        monkeypatch.setenv(variable, rank)
+        launched(variable, rank)
         chosen.append(devices.choose_device(SerialComm(), "auto").index)
     assert chosen == [0, 1, 0]
+
+
+@pytest.mark.parametrize("variable, local_rank, switch, gpus, expected", [
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "1", {"OMPI_MCA_opal_cuda_support": "true"}, 4, [1, "MPI"]),
+    ("PALS_LOCAL_RANKID", "3", {"MPICH_GPU_SUPPORT_ENABLED": "1"}, 2, [1, "MPI"]),
+    ("SLURM_LOCALID", "2", {"MPICH_GPU_SUPPORT_ENABLED": "1"}, 4, [2, "MPI"]),
+    ("PALS_LOCAL_RANKID", "1", {"MPICH_GPU_SUPPORT_ENABLED": "0"}, 4, ["MPI"]),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "1", {}, 4, ["MPI"]),
+    ("MPI_LOCALRANKID", "1", {"MPIR_CVAR_ENABLE_GPU": "1"}, 0, ["MPI"]),
+    ("MPI_LOCALRANKID", "", {"MPIR_CVAR_ENABLE_GPU": "1"}, 4, ["MPI"]),
+])  # fmt: skip
+def test_a_gpu_is_selected_before_a_cuda_aware_mpi_starts(
+    monkeypatch, launched, variable, local_rank, switch, gpus, expected
+):
+    for name in world._CUDA_AWARE:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**switch, "PMI_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    launched(variable, local_rank)
+    order = []
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", order.append)
+    monkeypatch.setattr(world, "usable_mpi", lambda: order.append("MPI"))
+    monkeypatch.setattr(world, "_mpi", lambda: Several(8))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    world.world()
+    assert order == expected
 
 
 @pytest.mark.parametrize(
