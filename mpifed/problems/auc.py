@@ -1,9 +1,10 @@
 """AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20).
 
-The maximum over α is the mean over all pairs of a positive and a negative sample of the squared loss
-(m - (h⁺ - h⁻))², up to the factor p(1-p) and a constant, if p is the fraction of positive samples; m is the
-margin. With ``hinge``, α is at least -m, so that pairs whose mean difference exceeds the margin cost nothing:
-this is the AUC margin loss (Yuan et al. 2021), ``AUCMLoss`` of LibAUC, whose variable is α + m.
+Let m be the margin and p the fraction of positive samples. At the best a, b and α, the loss is p(1-p) times
+the mean of (m - (h⁺ - h⁻))² over all pairs of a positive and a negative sample, up to a constant: the sum of
+the variances of h⁺ and h⁻ and of the square of m - (E h⁺ - E h⁻). With ``hinge``, α is at least -m, and that
+difference counts only if it is positive. This is the AUC margin loss of Yuan et al. 2021, ``AUCMLoss`` in
+LibAUC, whose variable is α + m.
 
 With ``sampling_rate``, the number of positive samples of a minibatch is fixed. The loss of a batch is then
 π times the mean over its positive samples plus (1 - π) times the mean over its negative samples, where π is

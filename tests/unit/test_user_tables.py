@@ -374,7 +374,7 @@ def with_cell(row: int, old: str, new: str) -> list[str]:
 B = repr(float(NUMBERS[1, 1]))
 MANY = ["a,word,kind", *(f"1,w{i}x,{i % 2}" for i in range(300))]
 TEXTS = {
-    "a gap": (with_cell(3, "green", ""), "csv, row 3: .* found none in 'colour' .*: .*drop = .\"colour\"., or set"),
+    "a gap": (with_cell(3, "green", ""), "csv, row 3: .* none in 'colour' .*: .*drop = .\"colour\"., or set"),
     "NA": (with_cell(5, "blue", "NA"), "mine.csv, row 5: expected a value in every column, found none"),
     "no label": (with_cell(4, "bad", ""),
      "row 4: .* found none in 'kind' .1 of 12 rows, .*: fill them in, or leave out the rows$"),
