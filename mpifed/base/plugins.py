@@ -452,12 +452,14 @@ def _place_of(defined: Any) -> tuple[str, str]:
 
 
 def plugins_of(section: str, instance) -> dict[str, Plugin]:
-    """Return the user-defined parts of a method or a problem: its class under ``section``, and the values of
-    its settings under ``section.setting``."""
+    """Return the user-defined parts of a method or a problem: its class under ``section``, the values of its
+    settings under ``section.setting``, and those of a list under ``section.setting.0``, ..."""
     cls: Any = type(instance)
     plugins = {section: plugin} if (plugin := plugin_of(cls)) else {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name, None)
-        if isinstance(value, UserObject):
-            plugins[f"{section}.{field.name}"] = Plugin(value.name, value.digest)
+        several = {f".{k}": part for k, part in enumerate(value)} if isinstance(value, tuple) else {"": value}
+        for place, part in several.items():
+            if isinstance(part, UserObject):
+                plugins[f"{section}.{field.name}{place}"] = Plugin(part.name, part.digest)
     return plugins

@@ -50,7 +50,7 @@ __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
     "has_sizes", "listed_clients", "network_constants", "network_parameters", "on_stored_data", "rows_of",
-    "sizes_of", "starting_point", "user_point", "user_problem", "with_network_weights",
+    "seed_of_preparation", "sizes_of", "starting_point", "user_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -82,6 +82,8 @@ LISTED = 1000
 
 #: The problem that is being prepared, and the data that have been read for it.
 _prepared: ContextVar[tuple[Problem, Any]] = ContextVar("prepared")
+#: The seed with which a problem is being prepared.
+_seed: ContextVar[int] = ContextVar("seed", default=0)
 
 
 @contextlib.contextmanager
@@ -103,6 +105,25 @@ def _returns_data_read(read_once: Callable[..., Any]) -> Callable[..., Any]:
         return data if prepared is problem else read_once(problem, *arguments, **named)
 
     return read
+
+
+def _with_seed(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the ``prepare`` of a class, so that :func:`seed_of_preparation` returns its seed."""
+
+    @functools.wraps(prepare)
+    def prepare_with_seed(problem: Problem, seed: int, *arguments: Any, **named: Any) -> Any:
+        token = _seed.set(seed)
+        try:
+            return prepare(problem, seed, *arguments, **named)
+        finally:
+            _seed.reset(token)
+
+    return prepare_with_seed
+
+
+def seed_of_preparation() -> int:
+    """Return the seed of the run while a problem is being prepared, otherwise 0."""
+    return _seed.get()
 
 
 class Problem:
@@ -150,6 +171,8 @@ class Problem:
         super().__init_subclass__(**settings)
         if cls.read_once is not Problem.read_once:
             cls.read_once = _returns_data_read(cls.read_once)  # type: ignore[method-assign]
+        if "prepare" in vars(cls):
+            cls.prepare = _with_seed(cls.prepare)  # type: ignore[method-assign]
 
     def read_once(self, data_dir: str | None = None) -> Any:
         """Read the data that do not depend on the seed; :meth:`prepare` calls this function.
@@ -296,11 +319,19 @@ class Problem:
         """
         return None
 
+    #: ``strata(clients, size)`` fixes the composition of minibatches of ``size`` rows. It returns the strata
+    #: of the rows, which follow each other in the data of a client: pairs of the number of rows of each
+    #: client, ``[C]`` int64, and the number of rows of a minibatch that are drawn from the stratum, uniformly
+    #: with replacement. These numbers add up to ``size``. The loss must weight the strata so that the value
+    #: of a minibatch is an unbiased estimate. ``None``: rows of a minibatch are drawn from all rows.
+    strata: ClassVar[Callable[..., Any] | None] = None
+
     #: ``augment(batch, words) -> batch`` changes the rows of one client's minibatch at random, each time
     #: they are drawn; tensors ``[b, ...]`` keep their shapes. ``words`` has the random numbers of the sample:
     #: ``words.mask(shape, p)`` is true with probability 1 - p, ``words.integers(high, shape)`` is uniform in
-    #: [0, high). A pure function, like a loss. It is not called for evaluations, full-batch gradients and
-    #: analytic derivatives. ``None``: no augmentation.
+    #: [0, high), ``words.uniform(shape)`` in (0, 1), and ``words.normal(shape)`` is standard normal. A pure
+    #: function, like a loss. It is not called for evaluations, full-batch gradients and analytic derivatives.
+    #: ``None``: no augmentation.
     augment: ClassVar[Callable[..., Any] | None] = None
 
     def full_batch(self, client: int) -> Batch | None:

@@ -122,6 +122,14 @@ class SampleWords:
         """Return integers in ``[0, high)``, int64 of the given shape; ``high`` is less than 2^31."""
         return (self.take(math.prod(shape)).reshape(shape) * high) >> 32
 
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return numbers uniform in the open interval (0, 1), 32 bits, float64 of the given shape."""
+        return (self.take(math.prod(shape)).reshape(shape).double() + 0.5) * 2.0**-32
+
+    def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return standard normal numbers by inversion, float64 of the given shape."""
+        return torch.special.ndtri(self.uniform(shape))
+
 
 class DropoutMode(TorchFunctionMode):
     """A context in which torch's dropout functions use the words of a sample.

@@ -499,8 +499,7 @@ class Sampler:
                 return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
             if len(members) * stream.count * size >= DRAWN_ON_DEVICE:
                 stream = self._on_device(stream)
-            first = to_device(self.offsets[members], self.device)[:, None, None]
-            return (to_device(stream.integers(self.sizes[members], size), self.device) + first,)
+            return (self._draw_rows(stream, members, size),)
 
         drawn = self._drawn(
             ("sample", size, of), round, rows, numbers, max(size, self._numbers_per_sample), draw,
@@ -511,6 +510,16 @@ class Sampler:
         chosen = samples_first(drawn[0])  # makes the rows of a sample adjacent
         flat = chosen.reshape(-1)
         return [column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]) for column in self.data]
+
+    def _draw_rows(self, stream: Stream, members: np.ndarray, size: int) -> torch.Tensor:
+        """Return the row numbers of minibatches, uniform in the strata, ``[members, count, size]``."""
+        first, drawn = self.offsets[members], []
+        strata = user_problem(self.problem).strata
+        for rows, number in strata(stream.clients, size) if strata else [(self.sizes[members], size)]:
+            numbers = to_device(stream.integers(rows, number), self.device)
+            drawn.append(numbers + to_device(first, self.device)[:, None, None])
+            first = first + rows
+        return torch.cat(drawn, dim=-1) if strata else drawn[0]
 
     def _drawn(
         self,

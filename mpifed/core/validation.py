@@ -511,6 +511,8 @@ def _samples(case: Case) -> Iterator[str]:
                 "rows, such as numbers from mpifed.generator(seed, purpose, client)"
             )
         yield from _augmentation(problem, held[0])
+        if batch_size and (strata := user_problem(problem).strata) is not None:
+            yield from _strata(problem, strata(np.array(clients), batch_size), batch_size, clients)
         return
     if len(held[0]):
         yield "it defines both client_data() and draw(): expected one of them"
@@ -597,6 +599,22 @@ def _same_columns(columns: Sequence[Any], again: Sequence[Any]) -> bool:
     return len(columns) == len(again) and all(
         map(same_values, map(as_tensor, columns), map(as_tensor, again))
     )
+
+
+def _strata(
+    problem: Problem, strata: Sequence[tuple[np.ndarray, int]], size: int, clients: Sequence[int]
+) -> Iterator[str]:
+    """Check the strata of the minibatches of ``size`` rows of two clients."""
+    rows, numbers = [np.asarray(part) for part, _ in strata], [number for _, number in strata]
+    held = sizes_of(problem, np.array(clients))
+    if sum(numbers) != size or not np.array_equal(sum(rows), held):
+        yield (
+            f"strata({list(clients)}, {size}) must divide all rows of each client, {held.tolist()}, and the "
+            f"rows of a minibatch, {size}: got strata of {[part.tolist() for part in rows]} rows, of which "
+            f"{numbers} are drawn"
+        )
+    elif any(number and not part.all() for part, number in zip(rows, numbers)):
+        yield f"strata({list(clients)}, {size}) draws rows from an empty stratum"
 
 
 def _augmentation(problem: Problem, rows: Sequence[torch.Tensor]) -> Iterator[str]:

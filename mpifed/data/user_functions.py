@@ -2,15 +2,17 @@
 
 The function returns a dictionary: ``train``, ``test`` and optionally ``validation``, each a pair of samples
 and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
-client of each training sample. It is called on every rank, with the same seeds of the global random
-generators. The digest of its result shows whether ranks, or a run and its resumption, got different samples.
-A fast function is called a second time, because a generator that is not seeded, ``np.random.default_rng()``,
-would otherwise go unnoticed on one rank, and the run could not be resumed.
+client of each training sample. It is called on every rank, with global random generators seeded by the seed
+of the run. An argument ``seed`` without a default is this seed. The digest of its result shows whether ranks,
+or a run and its resumption, got different samples. A fast function is called a second time, because a
+generator that is not seeded, ``np.random.default_rng()``, would otherwise go unnoticed on one rank, and the
+run could not be resumed.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import time
@@ -25,7 +27,7 @@ from mpifed.base.errors import short_repr
 from mpifed.base.nested import leaves
 from mpifed.base.plugins import UserObject, call_user_code
 from mpifed.base.settings import suggest
-from mpifed.core.problem import DataFile
+from mpifed.core.problem import DataFile, seed_of_preparation
 from mpifed.core.streams import seeded_globals
 from mpifed.data.samples import (
     PARTS,
@@ -55,6 +57,11 @@ class UserFunction(UserObject):
     """A function that returns samples ``[n, ...]``, arrays or tensors of numbers, and labels ``[n]``."""
 
     expected = "a function that returns a data set"
+
+    @classmethod
+    def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
+        known = functools.partial(given, seed=0) if _needs_seed(given, settings) else given
+        super()._expect(known, settings, what)
 
     @classmethod
     def _from_instance(cls, value: Any) -> UserObject | None:
@@ -89,13 +96,21 @@ class UserFunction(UserObject):
         if time.monotonic() - began < FAST and self._digest(*data) != self._digest(*self._called(convert)):
             raise DataError(
                 f"{self}: expected the same samples from every call, found others in a second call: seed its "
-                "generators, e.g. np.random.default_rng(0)"
+                "generators, e.g. np.random.default_rng(0), or np.random.default_rng(seed) with an argument "
+                "seed, the seed of the run"
             )
         return data
 
-    @seeded_globals(0)
     def _called(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
-        returned = call_user_code(f"{self} failed", lambda: self.given(**self.settings))
+        seed = seed_of_preparation()
+        settings = self.settings | ({"seed": seed} if _needs_seed(self.given, self.settings) else {})
+        with seeded_globals(seed):
+            return self._converted(call_user_code(f"{self} failed", lambda: self.given(**settings)), convert)
+
+    def _converted(
+        self, returned: Any, convert: Callable[[Any, str], Any]
+    ) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
+        """Validate and convert what the function has returned. A ``Dataset`` may draw random numbers."""
         if not isinstance(returned, dict):
             raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
         if wrong := [key for key in returned if key not in _KEYS]:
@@ -199,6 +214,15 @@ class UserTextFunction(UserFunction):
             files=self._digest(parts, classes, clients),
             **self._owners(clients, parts),
         )
+
+
+def _needs_seed(function: Callable, settings: dict[str, Any]) -> bool:
+    """Return whether a function has an argument ``seed`` without a default that the settings do not set."""
+    try:
+        parameter = inspect.signature(function).parameters.get("seed")
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    return parameter is not None and parameter.default is parameter.empty and "seed" not in settings
 
 
 def _is_array(value: Any) -> bool:

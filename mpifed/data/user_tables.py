@@ -5,6 +5,10 @@ length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). C
 
 Test rows are a random fraction of each class, the rows of a second file, or the rows that a column marks. The
 random fraction does not depend on the run's seed: a table has the same test split in all runs.
+
+Missing features are replaced by statistics of the training rows of all clients, for test and validation rows,
+too, or rows with missing features are dropped, according to ``missing``. A missing word belongs to no
+category: all columns of its one-hot encoding are 0.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -89,10 +93,11 @@ class Rows:
 
     Attributes:
         places: origin of the rows.
-        samples: ``[n, ...]``; sparse for LIBSVM text.
+        samples: ``[n, ...]``; sparse for LIBSVM text. Missing values of .csv and .tsv files are NaN.
         numeric: which columns of ``[n, d]`` samples are numbers rather than words, ``[d]`` bool.
         columns: the requested columns by name, ``[n]`` each.
         names: names of the columns of the samples, if they have names.
+        incomplete: which rows have missing values, ``[n]`` bool; ``None`` if there may be none.
     """
 
     places: Places
@@ -100,6 +105,7 @@ class Rows:
     numeric: np.ndarray | slice
     columns: dict[str, np.ndarray]
     names: Sequence[str] = ()
+    incomplete: np.ndarray | None = None
 
     def where(self, row: int, *index: int) -> str:
         """Return the place of a number of a sample, for messages."""
@@ -207,7 +213,7 @@ class UserTable(_Splits):
     """Rows of numbers in a user-defined file: CSV, a NumPy archive or LIBSVM text.
 
     Columns of words are one-hot encoded. A NumPy archive contains the target and one array of samples
-    ``[n, ...]``. Missing values are refused.
+    ``[n, ...]``. Missing values are refused, unless ``missing`` is set.
     """
 
     drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as row numbers")
@@ -221,6 +227,12 @@ class UserTable(_Splits):
         default=False,
         description="standardise numeric columns by mean and standard deviation of the training rows",
     )
+    missing: Literal["mean", "median", "indicator", "drop"] | None = Field(
+        default=None,
+        description="missing features: mean or median of the training rows replace them; indicator: the "
+        "mean, and a further column that is 1 in rows without a value; drop: rows with gaps are left out; "
+        "default: an error; .csv and .tsv files only",
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -231,7 +243,7 @@ class UserTable(_Splits):
                 "target, split, client and groups, or use a .csv, .tsv or .npz file"
             )
         if format in ("npz", "libsvm"):
-            for name in ("drop", "separator", "group_features"):
+            for name in ("drop", "separator", "group_features", "missing"):
                 if getattr(self, name):
                     raise ValueError(f"{name} applies only to .csv and .tsv files")
         if dropped := [name for name in self.drop if name in self.named]:
@@ -265,18 +277,23 @@ class UserTable(_Splits):
         elif format == "libsvm":
             rows = _read_libsvm(source, files)
         else:
-            rows = _read_csv(
-                source, files, self.named, self.drop, self.groups if self.group_features else (), self.format
-            )
-            if not self.standardize:
-                _warn_of_scales(self.file, rows)
+            kept = self.groups if self.group_features else ()
+            rows = _read_csv(source, files, self.named, self.drop, kept, self.format, self.missing)
         if text := format in ("csv", "tsv"):
             for name in (self.target, *self.groups):
                 _expect_no_fractions(rows, name)
         where = rows.places.where
         classes, labels = encode_labels(rows.columns[self.target], self.target, where, text)
         parts = self.rows(rows.places, rows.columns, labels)
+        if self.missing == "drop":
+            parts = {part: which[~rows.incomplete[which]] for part, which in parts.items()}
+            if empty := [part for part, which in parts.items() if not len(which)]:
+                raise DataError(f"{self.file}: expected {empty[0]} rows without missing values, found none")
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
+        if self.missing:
+            _fill(rows, parts["train"], np.median if self.missing == "median" else np.mean)
+        if text and not self.standardize:
+            _warn_of_scales(self.file, rows)
         samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
         samples, labels = map(torch.from_numpy, (as_float32(_dense(samples), rows.where), labels))
         return Labelled(
@@ -353,6 +370,23 @@ def _grouping(name: str, rows: Rows, parts: dict[str, np.ndarray], by_value: boo
     return Grouping(names, {part: numbers[which] for part, which in parts.items()})
 
 
+def _fill(rows: Rows, train: np.ndarray, statistic: Callable[[np.ndarray], float]) -> None:
+    """Replace missing values, NaN, by a statistic of the values of their column in the training rows.
+
+    Raises:
+        DataError: a column has no values in the training rows.
+    """
+    gaps = np.isnan(rows.samples)
+    for column in np.flatnonzero(gaps.any(axis=0)).tolist():
+        known = rows.samples[train, column][~gaps[train, column]]
+        if not len(known):
+            raise DataError(
+                f"{', '.join(rows.places.files)}: expected training rows with a value in column "
+                f"{short_repr(rows.names[column])}, found none: leave the column out with drop"
+            )
+        rows.samples[gaps[:, column], column] = statistic(known)
+
+
 def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
     """Standardise numeric columns by mean and standard deviation of the training rows."""
     samples = _dense(rows.samples).astype(np.float64)
@@ -405,11 +439,13 @@ def _read_csv(
     drop: Sequence[str],
     kept: Sequence[str],
     options: dict,
+    missing: str | None,
 ) -> Rows:
     """Read all columns except ``drop`` and those in ``named`` but not in ``kept`` as samples, float64.
 
     Columns of numbers or booleans are copied; columns of words are one-hot encoded, in alphabetical order.
-    The cells of the columns ``named`` are texts.
+    The cells of the columns ``named`` are texts. ``missing`` is the setting of :class:`UserTable`: indicators
+    are added as columns. Missing numbers are NaN.
     """
     table, texts, places = _concatenated(source, files, named, options, drop)
     table = table.drop(columns=list(drop))
@@ -421,20 +457,26 @@ def _read_csv(
     gaps = table.isna()
     for name in named:  # also "NA" is a name, of Namibia for example
         gaps[name] = (texts[name] == "") | (gaps[name] if name in kept else False)
-    _expect_no_gaps(gaps, places, named)
+    _expect_no_gaps(gaps[[*dict.fromkeys(named)]] if missing else gaps, places, named)
     _warn_of_names(texts, places)
     features = [name for name in table.columns if name not in named or name in kept]
     inputs = [_numbers(table[name], places) for name in features]
     words = [name for name, (_, is_number) in zip(features, inputs) if not is_number and name not in named]
-    _warn_of_names(table[words].astype(object).astype(str), places)
+    cells = table[words].astype(object).astype(str)
+    _warn_of_names(cells.where(table[words].notna()), places)
     if not inputs:
         raise DataError(
             f"{files[0]}: expected columns of features in addition to {', '.join(named)}, found none"
         )
+    incomplete = gaps[features].to_numpy(bool)
+    if missing == "indicator":
+        indicators = {name: gap[:, None] for name, gap in zip(features, incomplete.T) if gap.any()}
+        features, inputs = [*features, *indicators], [*inputs, *((gap, False) for gap in indicators.values())]
     numeric = np.concatenate([np.full(part.shape[1], is_number) for part, is_number in inputs])
     columns = {name: texts[name].to_numpy(object) for name in named}
     names = [name for name, (part, _) in zip(features, inputs) for _ in range(part.shape[1])]
-    return Rows(places, np.concatenate([part for part, _ in inputs], axis=1), numeric, columns, names)
+    samples = np.concatenate([part for part, _ in inputs], axis=1)
+    return Rows(places, samples, numeric, columns, names, incomplete.any(axis=1))
 
 
 def _concatenated(
@@ -511,7 +553,10 @@ def _expect_no_gaps(gaps: pd.DataFrame, places: Places, named: Sequence[str]) ->
     more = f", and {len(columns) - GAPS} more columns" if len(columns) > GAPS else ""
     droppable = [name for column in columns if (name := str(gaps.columns[column])) not in named]
     quoted = ", ".join(f'"{name}"' for name in droppable[:GAPS])
-    remedy = f", or the columns: drop = [{quoted}{', ...' if len(droppable) > GAPS else ''}]"
+    remedy = (
+        f", or the columns: drop = [{quoted}{', ...' if len(droppable) > GAPS else ''}], or set missing = "
+        '"mean", "median", "indicator" or "drop"'
+    )
     raise DataError(
         f"{places.where(int(np.argwhere(missing)[0][0]))}: expected a value in every column, found none in "
         f"{', '.join(found)}{more}: fill them in, or leave out the rows{remedy if droppable else ''}"
@@ -522,11 +567,11 @@ def _warn_of_names(texts: pd.DataFrame, places: Places) -> None:
     """Warn of names of classes, clients, groups and categories that were perhaps meant otherwise.
 
     They begin or end with a blank, may stand for missing values, or are, apart from case, the same number or
-    word as another name of the column. There is one warning per column and reason.
+    word as another name of the column. There is one warning per column and reason. NaN is no name.
     """
     for column in texts:
         cells = texts[column].to_numpy(object)
-        counts = Counter(cells)
+        counts = Counter(cell for cell in cells if isinstance(cell, str))
         first: dict[Decimal | str, str] = {}
         blank = [text for text in counts if text != text.strip()]
         known = {text: first.setdefault(_meaning(text), text) for text in counts}
@@ -556,7 +601,23 @@ def _meaning(text: str) -> Decimal | str:
 
 
 def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
-    """Return a column as numbers ``[n, k]``, float64, and whether it contains numbers rather than words."""
+    """Return a column as numbers ``[n, k]``, float64, and whether it contains numbers rather than words.
+
+    A missing number is NaN, and a missing word 0 in all columns.
+    """
+    rows = np.flatnonzero(column.notna())
+    values, is_number = _known_numbers(column.iloc[rows], places, lambda row: places.where(int(rows[row])))
+    filled = np.full((len(column), values.shape[1]), np.nan if is_number else 0.0)
+    filled[rows] = values
+    return filled, is_number
+
+
+def _known_numbers(column: pd.Series, places: Places, where: Callable[[int], str]) -> tuple[np.ndarray, bool]:
+    """Return a column without missing values as :func:`_numbers` does.
+
+    Args:
+        where: function that returns the place of a row, for messages.
+    """
     import pandas as pd
 
     name, remedy = short_repr(column.name), f'leave the column out: drop = ["{column.name}"]'
@@ -569,7 +630,7 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
                     f"{', '.join(places.files)}: expected decimal points in column {name}, found "
                     f"{short_repr(str(column.iloc[0]))}"
                 )
-            words, codes = encode_labels(column.to_numpy(object), str(column.name), places.where)
+            words, codes = encode_labels(column.to_numpy(object), str(column.name), where)
             if len(words) > CATEGORIES:
                 raise DataError(
                     f"{', '.join(places.files)}: expected at most {CATEGORIES} different words in column "
@@ -585,15 +646,14 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
         if not known.all():
             word, number = (int(np.argmax(found)) for found in (~known, known))
             raise DataError(
-                f"{places.where(word)}: expected only numbers or only words in column {name}, found "
+                f"{where(word)}: expected only numbers or only words in column {name}, found "
                 f"{short_repr(column.iloc[word])}, but {short_repr(column.iloc[number])} elsewhere: "
                 f"correct it, or {remedy}"
             )
         column = numbers
     values = column.to_numpy(np.float64, copy=True)[:, None]
     if index := first_non_finite(torch.from_numpy(values)):
-        where = places.where(index[0])
-        raise DataError(f"{where}: expected finite numbers in column {name}, found {values[index]}")
+        raise DataError(f"{where(index[0])}: expected finite numbers in column {name}, found {values[index]}")
     return values, True
 
 

@@ -1,4 +1,16 @@
-"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20)."""
+"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20).
+
+Let m be the margin and p the fraction of positive samples. At the best a, b and α, the loss is p(1-p) times
+the mean of (m - (h⁺ - h⁻))² over all pairs of a positive and a negative sample, up to a constant: the sum of
+the variances of h⁺ and h⁻ and of the square of m - (E h⁺ - E h⁻). With ``hinge``, α is at least -m, and that
+difference counts only if it is positive. This is the AUC margin loss of Yuan et al. 2021, ``AUCMLoss`` in
+LibAUC, whose variable is α + m.
+
+With ``sampling_rate``, the number of positive samples of a minibatch is fixed. The loss of a batch is then
+π times the mean over its positive samples plus (1 - π) times the mean over its negative samples, where π is
+the fraction of positive samples of the client. For all samples of the client this is the mean over the
+samples, and for a minibatch an unbiased estimate of it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +20,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.errors import ContractError
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Batch, Minimax, Named
 from mpifed.core.records import Blocks
+from mpifed.core.sets import Sets
 from mpifed.data import Labelled, Partition, Texts, thin
-from mpifed.data.partition import IID, divide
+from mpifed.data.partition import IID, Parts, divide
 from mpifed.data.samples import Split
 from mpifed.models.base import Shapes
 from mpifed.problems.labelled_images import HeldOut
@@ -60,6 +74,8 @@ class Ranking(HeldOut):
         is_positive = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(is_positive)
         self._ratio = float(is_positive[self._rows.rows].mean())
+        owners = np.repeat(np.arange(len(self._rows)), self._rows.sizes)
+        self._positives = np.bincount(owners[is_positive[self._rows.rows]], minlength=len(self._rows))
         self._select_split("test")
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
@@ -100,10 +116,63 @@ class AUC(Ranking, Minimax):
     score: Literal["identity", "sigmoid"] = Field(
         default="identity", description="h: the network's output, or its sigmoid"
     )
+    margin: float = Field(
+        default=1.0,
+        gt=0,
+        description="margin m: desired difference of h between positive and negative samples",
+    )
+    hinge: bool = Field(
+        default=False,
+        description="restrict α to α >= -margin, as in LibAUC's AUCMLoss, whose variable α + margin is >= 0",
+    )
+    sampling_rate: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="fraction of positive samples in every minibatch, rounded to at least one positive and "
+        "one negative sample; the loss remains unbiased; default: samples are drawn uniformly",
+    )
 
     source = "Huang et al. 2024, eq. 13"
     cites = ("huang2024adafgda",)
     maximised = frozenset({"auc"})
+
+    @property
+    def sets(self) -> Sets:
+        """The half-line of α with ``hinge``."""
+        return Sets(y=lambda alpha: alpha.clamp(min=-self.margin)) if self.hinge else Sets()
+
+    def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
+        super()._divide(splits, above, seed, data)
+        if self.sampling_rate is None:
+            return
+        lacking = np.flatnonzero((self._positives == 0) | (self._positives == self._rows.sizes)).tolist()
+        if lacking:
+            number = self._positives[lacking[0]]
+            raise ValueError(
+                "sampling_rate: expected positive and negative samples of every client, found "
+                f"{number} positive and {self._rows.sizes[lacking[0]] - number} negative samples of client "
+                f"{lacking[0]}: choose another partition"
+            )
+        owners = np.repeat(np.arange(len(self._rows)), self._rows.sizes)
+        order = np.lexsort((~self._positive.numpy()[self._rows.rows], owners))  # positive samples first
+        self._rows = Parts(self._rows.rows[order], self._rows.sizes)
+
+    @property
+    def strata(self):
+        """The positive and the negative samples, see :attr:`Problem.strata`; ``None`` if samples are drawn
+        uniformly."""
+        return None if self.sampling_rate is None else self._positive_and_negative
+
+    def _positive_and_negative(self, clients: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
+        if size < 2:
+            raise ContractError(
+                f"sampling_rate: expected minibatches of at least 2 rows, a positive and a negative sample, "
+                f"got {size}: set oracle.batch_size"
+            )
+        count = min(max(round(self.sampling_rate * size), 1), size - 1)
+        positives = self._positives[clients]
+        return [(positives, count), (self._rows.sizes[clients] - positives, size - count)]
 
     def variables(self) -> Blocks:
         return Blocks(x=self.x_with(a=(1,), b=(1,)), y={"alpha": (1,)})
@@ -114,25 +183,28 @@ class AUC(Ranking, Minimax):
         return {"x": torch.cat([self.model.start(self.network, rng), ab])}
 
     def client_rows(self, clients: np.ndarray) -> tuple[Batch, np.ndarray]:
-        """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"``, p ``[n]``."""
+        """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"`` or a sampling rate,
+        the fraction of positive samples of the client ``[n]``."""
         rows, sizes = self._rows.of_clients(clients), self._rows.sizes[clients]
-        positive = self._positive[rows].double()
-        data = self._splits["train"].samples[rows], positive
-        if self.p == "pooled":
+        data = self._splits["train"].samples[rows], self._positive[rows].double()
+        if self.p == "pooled" and self.sampling_rate is None:
             return data, sizes
-        owners = np.repeat(np.arange(len(clients)), sizes)
-        ratios = np.bincount(owners, weights=positive.numpy(), minlength=len(clients)) / sizes
-        return (*data, torch.from_numpy(ratios[owners])), sizes
+        ratios = np.repeat(self._positives[clients] / sizes, sizes)
+        return (*data, torch.from_numpy(ratios)), sizes
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         samples, positive, *ratio = batch
-        p = ratio[0] if ratio else self._ratio
+        p = ratio[0] if self.p == "client" else self._ratio
         h = self.outputs(x, samples)
         if self.score == "sigmoid":
             h = torch.sigmoid(h)
-        slope = 2 * (1 + y["alpha"]) * h
+        slope = 2 * (self.margin + y["alpha"]) * h
         above = (1 - p) * positive * ((h - x["a"]) ** 2 - slope)
         below = p * (1 - positive) * ((h - x["b"]) ** 2 + slope)
+        if self.sampling_rate is not None:
+            share = positive.mean()  # above and below are not 0 only if there are such samples
+            above = above * (ratio[0] / share.clamp(min=1 / len(h)))
+            below = below * ((1 - ratio[0]) / (1 - share).clamp(min=1 / len(h)))
         return (above + below - p * (1 - p) * y["alpha"] ** 2).mean()
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:

@@ -107,12 +107,13 @@ class ImageRanking(Ranking):
 class DeepAUC(ImageRanking, Augmented, AUC):
     """AUC maximisation for a network h(w; ·): min over (w, a, b), max over α of the mean loss.
 
-    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
+    With the fraction p of positive samples and the margin m, the loss of a sample with label ±1 is ::
 
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
+        (1-p) [(h - a)² - 2(m+α) h]  for +1,   p [(h - b)² + 2(m+α) h]  for -1,   each minus p(1-p) α²
 
     x consists of w, a and b; y is α. The classes of the data set are divided into positive and negative
-    classes.
+    classes. m = 1 is the loss of Huang et al.; ``hinge`` gives the AUC margin loss of Yuan et al. 2021, which
+    is AUCMLoss in LibAUC.
     """
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

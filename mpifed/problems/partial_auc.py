@@ -1,4 +1,4 @@
-"""Partial AUC maximisation by the conditional value at risk, CVaR (Zhu et al. 2022).
+"""Partial AUC maximisation by distributionally robust optimisation, DRO (Zhu et al. 2022).
 
 ℓ_ij = max(0, c - (h_i - h_j))² is the loss of a pair of a positive sample i and a negative sample j with the
 outputs h_i and h_j and the margin c. The CVaR at level θ of n numbers, the mean of the largest θ n of them,
@@ -11,6 +11,11 @@ is min_s s + mean (number - s)_+ / θ. It is applied twice:
   y_i v over y_i in [0, 1]. The fraction θ_0 of the positive samples that are hardest to rank determines the
   ROC curve at true positive rates from 1 - θ_0. The maximiser y selects these samples. θ_0 = 1 is the one-way
   problem.
+
+The one-way problem has a smooth version, DRO with a Kullback-Leibler penalty: the maximum of Σ_j p_j ℓ_ij -
+λ KL(p, uniform) over weights p of the negative samples is λ log mean_j exp(ℓ_ij / λ). As for the CVaR, it is
+the minimum over a variable s_i of a mean over j: s_i + λ (mean_j exp((ℓ_ij - s_i) / λ) - 1). Zhu et al.
+replace s_i by λ log u_i, where u_i is a moving average of exp(ℓ_ij / λ).
 
 Reading: a row of a client has one positive and one negative sample, so that every minibatch has as many
 positive as negative samples, and all its pairs count. A client has as many rows as samples of its larger
@@ -121,10 +126,14 @@ class _Pairs(ImageRanking):
 
     def cvar(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return g_i of the positive samples of a batch, ``[b]``."""
+        s, excess, weights = self._excess(x, batch)
+        return s + (excess.clamp(min=0) * weights).mean(1) / self.theta_1
+
+    def _excess(self, x: Named, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Return s_i ``[b]``, ℓ_ij - s_i ``[b, b]``, and the weights of the negative samples ``[b]``."""
         positive, coordinates, _, negative, weights = batch
         s = self.s_speed**0.5 * x["s"][coordinates]
-        excess = (self.pair_losses(x, positive, self.outputs(x, negative)) - s[:, None]).clamp(min=0)
-        return s + (excess * weights).mean(1) / self.theta_1
+        return s, self.pair_losses(x, positive, self.outputs(x, negative)) - s[:, None], weights
 
     def pair_losses(self, x: Named, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         """Return ℓ_ij ``[b, m]`` for positive samples ``[b, ...]`` and negative samples' outputs ``[m]``."""
@@ -138,8 +147,17 @@ class OneWayPAUC(_Pairs, Minimisation):
 
     ℓ_ij is the squared hinge loss of a pair of samples. The minimum over s is the mean loss of the pairs with
     the fraction θ_1 of the negative samples that have the largest outputs: the partial AUC at false positive
-    rates up to θ_1 is maximised. x consists of w and s, which has one coordinate per positive sample.
+    rates up to θ_1 is maximised. x consists of w and s, which has one coordinate per positive sample. With
+    ``temperature``, the mean of s_i + λ (mean_j exp((ℓ_ij - s_i) / λ) - 1) is minimised, whose minimum over s
+    is the mean of λ log mean_j exp(ℓ_ij / λ).
     """
+
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="temperature λ of DRO with a Kullback-Leibler penalty, which replaces the CVaR; θ_1 is "
+        "then only that of the metric; default: CVaR",
+    )
 
     maximised = frozenset({"auc", "partial_auc"})
 
@@ -147,7 +165,11 @@ class OneWayPAUC(_Pairs, Minimisation):
         return Blocks(x=self.x_with(s=(len(self._above_rows.rows),)))
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return (batch[2] * self.cvar(x, batch)).mean()
+        if self.temperature is None:
+            return (batch[2] * self.cvar(x, batch)).mean()
+        s, excess, weights = self._excess(x, batch)
+        soft = (torch.exp(excess / self.temperature) * weights).mean(1) - 1
+        return (batch[2] * (s + self.temperature * soft)).mean()
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtri
 
-from mpifed import Simulation
+from mpifed import Config, Simulation
 from mpifed.algorithms import FedAvg
+from mpifed.base.errors import ConfigError
 from mpifed.core.sample_words import SampleWords
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data.augmentation import Crop, Flip
@@ -76,11 +78,116 @@ def test_every_problem_with_the_setting_augments(cls):
     assert cls(dataset="digits", augmentation=("flip",), **groups).augment is not None
 
 
-def test_tables_are_refused():
-    def table():
-        rows = np.eye(4, dtype=np.float32), np.arange(4) % 2
-        return {"train": rows, "test": rows}
+def table():
+    rows = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    return {"train": rows, "test": rows}
 
+
+def test_tables_are_refused():
     problem = Classification(dataset=table, clients=2, augmentation=("flip",))
-    with pytest.raises(ValueError, match=r"augmentation: expected images \[c, h, w\], got .* of shape \[4\]"):
+    message = r"augmentation: flip expects images \[c, h, w\], got samples of shape \[4\]"
+    with pytest.raises(ValueError, match=message):
         problem.prepare(0)
+
+
+def test_numbers_of_user_defined_functions():
+    drawn = Stream(0, "augment", [3], 2, 1, 1).words(6)[0, 0].reshape(2, 3)
+    uniform = (drawn + 0.5) / 2**32
+    np.testing.assert_array_equal(words().uniform((2, 3)), uniform)
+    # The inverse of the normal distribution in torch and in SciPy: some ulps.
+    np.testing.assert_allclose(words().normal((2, 3)), ndtri(uniform), rtol=1e-12)
+
+
+FUNCTIONS = """
+import torch
+
+def jitter(samples, words, scale=0.1):
+    samples += scale * words.normal(samples.shape)  # in place
+    return samples
+
+def double(samples, words):
+    return 2.0 * samples
+
+def alone(samples):
+    return samples
+
+def unaddressed(samples, words):
+    return samples + torch.randn(samples.shape)
+
+def shorter(samples, words):
+    return samples[:1]
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    (tmp_path / "changes.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "changes.py"
+
+
+def simulation_of(augmentation, group=1, dataset=table):
+    problem = Classification(dataset=dataset, clients=2, augmentation=augmentation)
+    run = {"dtype": "float64", "group": group}
+    return Simulation(problem, FedAvg(K=1, eta=0.1), oracle={"batch_size": 3}, run=run, comm=SerialComm())
+
+
+def test_a_user_defined_function_changes_rows_of_tables(file):
+    """One local step in plain torch: the doubled rows plus noise of the words."""
+    points = []
+    for group in (1, 2):
+        simulation = simulation_of(
+            ["./changes.py:double", {"name": "./changes.py:jitter", "scale": 0.5}], group
+        )
+        simulation.start()
+        start = simulation.point().clone()
+        simulation.step()
+        points.append(simulation.point())
+    problem, ends = simulation.problem, []
+    for client in range(2):
+        samples, labels = problem.client_data(client)
+        chosen = Stream(0, "sample", [client], 1).integers([len(samples)], 3)[0, 0]
+        numbers = SampleWords(KEY, torch.tensor([0, 1, client])).normal((3, 4))
+        x = start.clone().requires_grad_()
+        weights, bias = problem.variables().unflatten("x", x).values()
+        scores = (2 * samples[chosen].double() + 0.5 * numbers) @ weights.T + bias
+        gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(scores, labels[chosen]), x)[0]
+        ends.append(start - 0.1 * gradient)
+    for found in points:
+        # One step in float64, with products in another order.
+        np.testing.assert_allclose(found, (ends[0] + ends[1]) / 2, rtol=1e-12, atol=1e-14)
+
+
+def test_user_defined_functions_are_identified_by_their_source(file):
+    augmentation = ["flip", {"name": "./changes.py:jitter", "scale": 0.5}]
+    problem = Classification(dataset="digits", augmentation=augmentation)
+    config = Config(problem=problem, algorithm=FedAvg(K=1, eta=0.1))
+    stored = config.table()
+    assert stored["problem"]["augmentation"][1] == {"name": f"{file}:jitter", "scale": 0.5}
+    assert stored["plugins"]["problem.augmentation.1"]["name"] == f"{file}:jitter"
+    assert Config.from_table(stored).table() == stored
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("./changes.py:alone", "changes.py:alone: expected a function of .samples, words., got"),
+        ({"name": "./changes.py:jitter", "scael": 1}, "jitter has no setting 'scael': did you mean 'scale'"),
+        ("blur", "unknown augmentation 'blur': expected one of crop, flip; user-defined: "),
+    ],
+)
+def test_unsuitable_functions_are_refused(file, change, message):
+    with pytest.raises(ConfigError, match=message):
+        Classification(dataset=table, augmentation=[change])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unaddressed", "augment.. returns other rows for the same words: draw all .* from `words`"),
+        ("shorter", r"augment.. must return columns of the same shapes, .*, got \[\[1, 4\], \[2\]\]"),
+    ],
+)
+def test_results_of_functions_are_checked_before_a_run(file, name, message):
+    with pytest.raises(RuntimeError, match=message):
+        simulation_of([f"./changes.py:{name}"])

@@ -76,6 +76,45 @@ def test_loss_of_plain_classification_is_the_mean_cross_entropy_and_half_the_dec
     assert problem.loss(net, (images.double(), labels)).item() == pytest.approx(expected.item(), rel=1e-13)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weights", [None, "balanced", (4.0, 3.0, 2.0, 1.0)], ids=str)
+def test_weighted_loss_of_all_samples_is_that_of_torch(weights, smoothing):
+    """The mean over the clients, weighted by their samples, of which one class has fewer."""
+    rng = np.random.default_rng(0)
+    samples, labels = rng.standard_normal((40, 3)), np.repeat(np.arange(4), (2, 8, 13, 17))
+
+    def data():
+        return {"train": (samples, labels), "test": (samples, labels)}
+
+    problem = prepared(
+        Classification(
+            dataset=data, clients=3, class_weights=weights, label_smoothing=smoothing,
+            partition={"name": "dirichlet", "alpha": 1.0},
+        )
+    )  # fmt: skip
+    x = problem.variables().unflatten("x", torch.from_numpy(rng.standard_normal(16)))
+    total, given = 0.0, {None: None, "balanced": 1 / np.bincount(labels)}.get(weights, weights)
+    for client in range(3):
+        columns = [c.double() if c.is_floating_point() else c for c in problem.client_data(client)]
+        total += problem.client_size(client) / 40 * float(problem.loss(x, columns))
+    expected = torch.nn.functional.cross_entropy(
+        problem.model(x, torch.from_numpy(samples.astype(np.float32)).double()),
+        torch.from_numpy(labels),
+        None if given is None else torch.as_tensor(given, dtype=torch.float64),
+        label_smoothing=smoothing,
+    )
+    # Sums of 40 numbers of about one in another order.
+    assert total == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_class_weights_fit_the_classes(patches):
+    message = "class_weights: expected 4 weights, one for each of the classes 0, 1, 2, 3, got 2"
+    with pytest.raises(ValueError, match=message):
+        prepared(Classification(dataset="patches", class_weights=(1, 2)))
+    with pytest.raises(ValueError, match="class_weights.1: Input should be greater than 0, got 0"):
+        Classification(dataset="patches", class_weights=(1, 0, 1, 1))
+
+
 def test_robust_loss_agrees_with_the_paper(patches):
     problem = prepared(RobustRegression(dataset="patches", clients=3, model=SMOOTH))
     x, y = random_point(problem)

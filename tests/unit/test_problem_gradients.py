@@ -59,6 +59,9 @@ LOSSES = {
     "diagonal": (4, lambda: AffineShift(**PATCHES, diagonal=True), 0.3),
     "classification": (4, lambda: Classification(**PATCHES), 0.3),
     "mixture": (4, lambda: ClientMixture(**PATCHES, rho=0.3), 0.3),
+    "class weights": (
+        4, lambda: Classification(**PATCHES, class_weights=(1, 2, 3, 4), label_smoothing=0.2), 0.3
+    ),
     "decay": (4, lambda: Classification(**PATCHES, weight_decay=0.3), 0.3),
     "auc": (28, lambda: DeepAUC(**PATCHES | {"model": "linear"}), 0.1),
     "auc, p per client": (
@@ -67,6 +70,9 @@ LOSSES = {
     "auc, sigmoid": (
         28, lambda: DeepAUC(**PATCHES | {"model": "lenet5"}, score="sigmoid", imbalance=0.3), 0.1
     ),
+    "auc, hinge": (28, lambda: DeepAUC(**PATCHES | {"model": "linear"}, margin=0.5, hinge=True), 0.1),
+    "auc, sampling rate": (28, lambda: DeepAUC(**PATCHES | {"model": "linear"}, sampling_rate=0.3), 0.1),
+    "soft partial auc": (4, lambda: OneWayPAUC(**PATCHES, temperature=1.5, imbalance=0.3), 0.1),
     "one-way partial auc": (4, lambda: OneWayPAUC(**PATCHES, s_speed=4.0, imbalance=0.3), 0.1),
     "two-way partial auc": (4, lambda: TwoWayPAUC(**PATCHES), 0.1),
     "auc of texts": (4, lambda: TextAUC(**TEXTS, dimension=4, length=5), 0.3),

@@ -293,6 +293,14 @@ AUGMENTATIONS = [
         "augment() returns other rows for the same words",
     ),
 ]
+STRATA = [
+    (
+        dict(strata=lambda s, clients, size: [(np.full(2, 3), 1)]),
+        "must divide all rows of each client, [5, 5]",
+    ),
+    (dict(strata=lambda s, clients, size: [(np.full(2, 5), 3)]), "the rows of a minibatch, 1: got strata of"),
+    (dict(strata=lambda s, clients, size: [(np.zeros(2), 1), (np.full(2, 5), 0)]), "from an empty stratum"),
+]
 
 
 INVALID = [
@@ -308,6 +316,7 @@ INVALID = [
     *((Plain, scored(predict), message) for predict, message in SCORES),
     *((Both, dict(client_data=returning(columns)), message) for columns, message in HELD),
     *((Plain, changes, message) for changes, message in AUGMENTATIONS),
+    *((Plain, changes, message) for changes, message in STRATA),
     (Plain, dict(client_data=lambda s, k: (torch.rand(5, 4),)), "client_data(0) returns other rows when it"),
 ]
 

@@ -335,6 +335,27 @@ def test_global_generators_are_seeded(generator):
     assert len(first.train.unique()) > 1
 
 
+def test_random_samples_depend_on_the_seed_of_the_run():
+    """Of global generators, and of an argument ``seed`` without a default."""
+
+    def unseeded():
+        return {"train": (np.random.rand(12, 2), LABELS), "test": (SAMPLES, LABELS)}  # noqa: NPY002
+
+    def seeded(seed, scale=1.0):
+        rows = scale * np.random.default_rng(seed).random((12, 2))
+        return {"train": (rows, LABELS), "test": (SAMPLES, LABELS)}
+
+    for load in (unseeded, seeded):
+        drawn = []
+        for seed in (0, 0, 3):
+            problem = Classification(dataset=load, clients=1)
+            problem.prepare(seed)
+            drawn.append(problem.client_data(0)[0])
+        assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    rows = np.random.default_rng(3).random((12, 2)).astype(np.float32)
+    np.testing.assert_array_equal(drawn[2], rows)
+
+
 def test_other_generators_must_be_seeded(monkeypatch):
     def load():
         return {"train": (np.random.default_rng().random((12, 2)), LABELS), "test": (SAMPLES, LABELS)}

@@ -241,10 +241,64 @@ def test_missing_values_of_all_columns_are_counted(write):
     write("mine.csv", ["a,b,kind", "1,,x", ",NA,x", "3,3,", "4,4,y"])
     message = (
         "row 1: expected a value in every column, found none in 'b' .2 of 4 rows, .*, row 1., "
-        "'a' .1 of 4 .*, row 2., 'kind' .1 of 4 .*, row 3.: .*, or the columns: drop = ..b., .a..$"
+        "'a' .1 of 4 .*, row 2., 'kind' .1 of 4 .*, row 3.: .*, or the columns: drop = ..b., .a.., or set "
+        "missing = .mean., "
     )
     with pytest.raises(DataError, match=message):
         table()()
+
+
+GAPS = ["age,blood,ok,kind,part", "1,A,True,x,train", ",B,,y,train", "5,,False,x,train", "9,A,True,y,train",
+        ",A,,x,test", "7,C,True,y,test"]  # fmt: skip
+#: Setting → age, ok and the indicators of age, blood and ok in the rows.
+FILLED = {
+    "mean": ([1, 5, 5, 9, 5, 7], [1, 2 / 3, 0, 1, 2 / 3, 1]),
+    "median": ([1, 5, 5, 9, 5, 7], [1, 1, 0, 1, 1, 1]),
+    "indicator": ([1, 5, 5, 9, 5, 7], [1, 2 / 3, 0, 1, 2 / 3, 1],
+                  [0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 1, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", FILLED)
+def test_missing_values_are_replaced_by_statistics_of_the_training_rows(write, missing):
+    write("mine.csv", GAPS)
+    age, ok, *indicators = FILLED[missing]
+    blood = [[word == one for one in "ABC"] for word in ("A", "B", "", "A", "A", "C")]
+    rows = np.column_stack([age, blood, ok, *indicators]).astype(np.float32)
+    data = table(test=None, split="part", missing=missing)()
+    np.testing.assert_array_equal(data.train, rows[:4])
+    np.testing.assert_array_equal(data.test, rows[4:])
+    scaled = table(test=None, split="part", missing=missing, standardize=True)()
+    # Means of four numbers in float32.
+    np.testing.assert_allclose(scaled.train[:, [0, 4]].mean(0), 0, atol=1e-7)
+    np.testing.assert_array_equal(scaled.train[:, 5:], rows[:4, 5:])
+
+
+def test_rows_with_missing_values_are_dropped(write):
+    write("mine.csv", [*GAPS, "3,A,False,y,train", "2,A,True,x,test"])
+    data = table(test=None, split="part", missing="drop")()
+    assert data.train[:, 0].tolist() == [1, 9, 3] and data.train_labels.tolist() == [0, 1, 1]
+    assert data.test[:, 0].tolist() == [7, 2]
+
+
+@pytest.mark.parametrize(
+    ("missing", "rows", "message"),
+    [
+        (
+            "mean",
+            [",1,x,train", ",2,y,train", "3,3,x,test"],
+            "training rows with a value in column 'a', found",
+        ),
+        ("mean", ["1,1,x,train", ",2,,train", "3,3,x,test"], "row 2: expected a value in .*none in 'kind'"),
+        ("drop", ["1,1,x,train", "1,2,y,train", ",3,x,test"], "expected test rows without missing values"),
+        ("drop", ["1,1,x,train", ",2,y,train", "3,3,x,test"], "training samples of every class, found none"),
+        ("mean", ["1,1,x,train", "b,,y,train", ",3,x,test"], "row 2: expected only numbers or only words in"),
+    ],
+)
+def test_missing_values_that_cannot_be_replaced(write, missing, rows, message):
+    write("mine.csv", ["a,b,kind,part", *rows])
+    with pytest.raises(DataError, match=message):
+        table(test=None, split="part", missing=missing)()
 
 
 def test_numbers_beyond_float32_are_located(write):
@@ -320,7 +374,7 @@ def with_cell(row: int, old: str, new: str) -> list[str]:
 B = repr(float(NUMBERS[1, 1]))
 MANY = ["a,word,kind", *(f"1,w{i}x,{i % 2}" for i in range(300))]
 TEXTS = {
-    "a gap": (with_cell(3, "green", ""), "csv, row 3: .* found none in 'colour' .*: .*drop = .\"colour\".$"),
+    "a gap": (with_cell(3, "green", ""), "csv, row 3: .* none in 'colour' .*: .*drop = .\"colour\"., or set"),
     "NA": (with_cell(5, "blue", "NA"), "mine.csv, row 5: expected a value in every column, found none"),
     "no label": (with_cell(4, "bad", ""),
      "row 4: .* found none in 'kind' .1 of 12 rows, .*: fill them in, or leave out the rows$"),
