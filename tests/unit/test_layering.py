@@ -40,6 +40,15 @@ USERS = {
     "optuna": ("tuning/proposals.py",),
     "safetensors": ("simulation/initial_weights.py", "cli/export.py"),
 }
+#: What the rooms that use a simulation, see below, use of it.
+SIMULATION = {
+    "from_settings", "start", "step", "evaluate", "point", "block", "output", "round", "costs", "describe",
+    "arrays", "client_rows", "changed_clients", "state_dict", "load_state_dict", "federated_seconds",
+    "full_data", "config", "comm", "device", "dtype", "blocks", "placement", "hosted", "files", "note",
+    "infeasible", "columns", "scored_rows", "details",
+}  # fmt: skip
+#: Attributes of a simulation that are plain values, whose own attributes may be used.
+PLAIN = {"config", "costs", "columns", "device", "dtype", "blocks"}
 
 
 def imports(tree: ast.Module):
@@ -82,6 +91,48 @@ def test_no_circle_between_files():
     for module, file in modules.items():
         order.add(module, *(name for name in imported(SOURCES[file]) & modules.keys() if name != module))
     order.prepare()  # raises a CycleError
+
+
+def is_simulation(node: ast.expr) -> bool:
+    """Whether an expression is ``simulation``, ``self.simulation`` or ``simulation_of(...)``."""
+    node = node.func if isinstance(node, ast.Call) else node
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name.lstrip("_") in ("simulation", "simulation_of", "Simulation")
+
+
+def reaches_into_a_simulation(node: ast.AST) -> bool:
+    """Whether an expression uses a part of a simulation that is not in :data:`SIMULATION`, or an attribute of
+    a part that is no plain value; or whether an argument of a function hides a simulation by its name."""
+    if isinstance(node, ast.arg):
+        is_annotated = node.annotation is not None and ast.unparse(node.annotation) == "Simulation"
+        return is_annotated and node.arg != "simulation"
+    if not isinstance(node, ast.Attribute):
+        return False
+    if is_simulation(node.value):
+        return node.attr not in SIMULATION
+    inner = node.value
+    return isinstance(inner, ast.Attribute) and is_simulation(inner.value) and inner.attr not in PLAIN
+
+
+@pytest.mark.parametrize("room", ["running", "report", "tuning", "diagnostics", "cli"])
+def test_a_simulation_is_closed(room):
+    for file in (file for file in SOURCES if file.startswith(f"{room}/")):
+        inside = [ast.unparse(node) for node in ast.walk(SOURCES[file]) if reaches_into_a_simulation(node)]
+        assert not inside, file
+
+
+@pytest.mark.parametrize(
+    "expression, expected",
+    [
+        ("simulation.rounds", True),
+        ("self.simulation.output.buffer", True),
+        ("simulation_of(case).rounds.choice", True),
+        ("self._simulation.config.run.dtype", False),
+        ("simulation.client_rows().shape", False),
+    ],
+)
+def test_reaching_into_a_simulation_is_found(expression, expected):
+    assert any(map(reaches_into_a_simulation, ast.walk(ast.parse(expression)))) == expected
 
 
 def test_every_folder_is_a_room():
