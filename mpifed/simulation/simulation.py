@@ -115,8 +115,7 @@ class Simulation:
         with collective_errors(comm, ValueError, OSError):  # a file may be missing on one rank only
             if exact and self.device.type == "cpu":
                 expect_reproducible_products()
-            cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
-            participants = Participants(config.participation, config.seed, config.problem, cohorts)
+            participants = Participants.from_settings(config)
             self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)
