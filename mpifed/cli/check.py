@@ -182,7 +182,7 @@ def _groups(tolerance: float, case: Case) -> Iterator[str]:
     All groups of vectorised clients give bitwise identical results. Vectorised and looped clients agree to
     ``tolerance``, because kernels may add in another order.
     """
-    if reason := simulation_of(case, group="all").rounds.choice.note:
+    if reason := simulation_of(case, group="all").note:
         # The run would loop. The author of analytic derivatives can remove the cause.
         if not is_analytic(case.problem):
             raise NotChecked(reason)

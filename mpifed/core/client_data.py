@@ -6,6 +6,8 @@ loaded when it is first stepped, unless all of them are small.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,12 +69,7 @@ class ClientData:
         self._loaded: list[np.ndarray] = []
         start, stop, _ = hosted.indices(len(clients))
         first = np.arange(start, stop) if start < stop else np.arange(len(clients))[:1]
-        if kept is not None and len(first):
-            self._load(first[:1].copy())  # no view, which would keep all numbers
-            if self._rows * self.row_bytes * len(first) <= AT_START:
-                self._remove()
-        if kept is None or not self._rows:
-            self._load(first)
+        self._load(first, math.inf if kept is None else AT_START)
 
     @property
     def row_bytes(self) -> int:
@@ -97,8 +94,10 @@ class ClientData:
             missing = np.unique(positions)
         self._load(missing)
 
-    def _load(self, positions: np.ndarray) -> None:
-        columns, sizes = load_client_data(self._problem, self._clients[positions], self._to_device)
+    def _load(self, positions: np.ndarray, limit: float = math.inf) -> None:
+        columns, sizes = load_client_data(self._problem, self._clients[positions], self._to_device, limit)
+        if len(sizes) < len(positions):
+            positions = positions[: len(sizes)].copy()  # no view, which would keep all positions
         shapes = [[list(column.shape[1:]) for column in group] for group in (columns, self.columns)]
         if self._rows and shapes[0] != shapes[1]:
             raise ContractError(
@@ -129,7 +128,10 @@ class ClientData:
 
 
 def load_client_data(
-    problem: Problem, clients: np.ndarray, load: Callable[[torch.Tensor], torch.Tensor]
+    problem: Problem,
+    clients: np.ndarray,
+    load: Callable[[torch.Tensor], torch.Tensor],
+    limit: float = math.inf,
 ) -> tuple[Columns, np.ndarray]:
     """Return the rows of all clients, concatenated by column, and the number of rows per client ``[C]``.
 
@@ -139,21 +141,25 @@ def load_client_data(
 
     Args:
         load: moves a tensor to the device and dtype.
+        limit: maximum size in bytes of the data of all clients, estimated by the first client. If it is
+            exceeded, only the first client is loaded.
 
     Raises:
         ContractError: the columns of the clients differ, or a value is not finite.
     """
     columns: Columns = ()
     sizes, end, stop = np.zeros(len(clients), dtype=np.int64), 0, 0
-    # Without sizes, the total is estimated by the first client.
-    told = sizes_of(problem, clients) if has_sizes(problem) else None
+    told = functools.cache(lambda: sizes_of(problem, clients) if has_sizes(problem) else None)
     for rows, counts in _blocks(problem, clients, told):
         first, stop = stop, stop + len(counts)
         sizes[first:stop] = counts
         block = tuple(map(load, rows))
         _expect_finite(problem, block, clients[first:stop], counts)
+        if not first and len(clients) * sum(column.nbytes for column in block) > limit:
+            return tuple(column.clone() for column in block), sizes[:1]
         if block and not columns:
-            expected = int(sizes[0]) * len(clients) if told is None else int(told.sum())
+            # Without sizes, the total is estimated by the first client.
+            expected = int(sizes[0]) * len(clients) if (of := told()) is None else int(of.sum())
             columns = tuple(column.new_empty((expected, *column.shape[1:])) for column in block)
         start, end = end, end + int(counts.sum())
         columns = tuple(_with_capacity(column, new, end) for column, new in zip(columns, block))
@@ -163,13 +169,15 @@ def load_client_data(
 
 
 def _blocks(
-    problem: Problem, clients: np.ndarray, told: np.ndarray | None
+    problem: Problem, clients: np.ndarray, told: Callable[[], np.ndarray | None]
 ) -> Iterator[tuple[Columns, np.ndarray]]:
-    """Yield the data of the clients, or the full batches of a problem that generates samples, by blocks of
-    about :data:`BLOCK_BYTES`: the concatenated columns, and the number of rows of each client of the block.
+    """Yield the data of the clients, or the full batches of a problem that generates samples, by blocks: the
+    concatenated columns, and the number of rows of each client of the block.
+
+    The first block is that of the first client, the others have about :data:`BLOCK_BYTES`.
 
     Args:
-        told: expected number of rows per client ``[C]``; ``None`` if unknown.
+        told: returns the expected number of rows per client ``[C]``; ``None`` if unknown.
 
     Raises:
         ContractError: the columns of the clients differ.
@@ -183,12 +191,12 @@ def _blocks(
 
 
 def _blocks_of_several(
-    problem: Problem, clients: np.ndarray, told: np.ndarray | None, rows: Any
+    problem: Problem, clients: np.ndarray, told: Callable[[], np.ndarray | None], rows: Any
 ) -> Iterator[tuple[Columns, np.ndarray]]:
     """Yield blocks from ``client_rows``, the first of which are the ``rows`` of the first client."""
     shapes: list[Any] = []
     first, stop, loaded, nbytes = 0, 1, 0, 0
-    ends = None if told is None else np.cumsum(told)
+    ends = None
     while True:
         columns, counts = tuple(map(as_tensor, rows[0])), np.asarray(rows[1], dtype=np.int64)
         shapes = shapes or [column.shape[1:] for column in columns]
@@ -204,6 +212,8 @@ def _blocks_of_several(
             return
         loaded, nbytes = loaded + int(counts.sum()), nbytes + sum(column.nbytes for column in columns)
         share, first = BLOCK_BYTES / max(nbytes, 1), stop  # of the bytes so far
+        if stop == 1 and (sizes := told()) is not None:
+            ends = np.cumsum(sizes)
         if ends is None:
             stop += int(share * stop)
         else:
@@ -216,7 +226,7 @@ def _blocks_of_each(problem: Problem, clients: np.ndarray) -> Iterator[list[Colu
     """Yield the data of the clients of each block from ``client_data`` or ``full_batch``."""
     block: list[Columns] = []
     expected, size = None, 0
-    for client in clients.tolist():
+    for position, client in enumerate(clients.tolist()):
         batch = tuple(map(as_tensor, problem.client_data(client) or problem.full_batch(client) or ()))
         shapes = [column.shape[1:] for column in batch]
         expected = shapes if expected is None else expected
@@ -227,7 +237,7 @@ def _blocks_of_each(problem: Problem, clients: np.ndarray) -> Iterator[list[Colu
                 f"client_data({clients[0]})"
             )
         size += sum(column.nbytes for column in batch)
-        if size < BLOCK_BYTES:
+        if position and size < BLOCK_BYTES:
             block.append(tuple(column.clone() for column in batch))  # a user may fill the arrays again
         else:
             yield [*block, batch]

@@ -2,7 +2,10 @@
 
 Functions of a user get stored data and parameters without a copy. They are tested before the run
 (:mod:`mpifed.core.validation`, :mod:`mpifed.models.modules`), so that a run does not pay for copies that are
-not needed. ``TorchDispatchMode`` is documented in "Extending PyTorch".
+not needed.
+
+``TorchDispatchMode`` is in no public module, but is documented in "Extending PyTorch". The schema of an
+operation, which says what it writes to, has no public name.
 """
 
 from __future__ import annotations

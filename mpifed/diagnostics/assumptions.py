@@ -110,8 +110,7 @@ class _Estimator:
     """Estimates the constants at successive points of a run."""
 
     def __init__(self, simulation: Simulation, options: Options):
-        self.full, self.options = simulation.full_data(), options
-        self.comm, self.counts = simulation.comm, simulation.placement.counts
+        self.full, self.options, self.comm = simulation.full_data(), options, simulation.comm
         self.minimax = self.full.problem.family == "minimax"
         self.blocks = list(self.full.blocks)
         self._split = tuple(self.full.blocks.sizes.values())
@@ -126,7 +125,7 @@ class _Estimator:
         )
         with collective_errors(self.comm, ValueError):
             local, local_norms = self._local_clients(r, point, mean_gradient)
-        clients, norms = (gather_rows(self.comm, table, self.counts) for table in (local, local_norms))
+        clients, norms = (gather_rows(self.comm, table, self.full.counts) for table in (local, local_norms))
         self._before = point
         if self.comm.rank:
             return []

@@ -83,7 +83,7 @@ class Exported(nn.Module):
             *path, last = name.split(".")
             owner: nn.Module = self
             for part in path:
-                if part not in owner._modules:
+                if part not in dict(owner.named_children()):
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
             owner.register_parameter(last, nn.Parameter(values.detach().clone()))

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode  # without a public module, see core.writes
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.nested import leaves

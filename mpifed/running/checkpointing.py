@@ -371,12 +371,12 @@ def _steps_of_version_0_2(header: dict, method: Algorithm) -> tuple[int, int]:
 def _columns_of_version_0_2(header: dict, simulation: Simulation) -> list[Column]:
     """Return the columns of a checkpoint without them, by their names."""
     own = (metric.maximised for metric in simulation.config.metrics)
-    return columns_of_names(header["metrics"][1:], {*simulation.problem.maximised}.union(*own))
+    return columns_of_names(header["metrics"][1:], {*simulation.config.problem.maximised}.union(*own))
 
 
 def _sizes(simulation: Simulation) -> dict:
     """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
-    clients = [simulation.problem.clients, simulation.client_rows().shape[1]]
+    clients = [simulation.config.problem.clients, simulation.client_rows().shape[1]]
     whole = {name: len(values) for name, values in simulation.arrays().items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
 

@@ -204,14 +204,13 @@ class _Run:
         """Return the end if the metric ends the run, and the metrics of the current point. Collective."""
         simulation, began = self.simulation, time.perf_counter()
         self.watchdog.beat(simulation.round, "evaluation")
-        averaged = self.config.output_rule == "average"
-        metrics = simulation.evaluate(simulation.output if averaged else None)
+        state = simulation.output if self.config.output_rule == "average" else None
+        metrics = simulation.evaluate(state)
         self._evaluated = simulation.round, metrics
         if self.config.run.keep_best is not None:
             with collective_errors(self.comm, ValueError):
                 if self.comm.rank == 0:
-                    point = simulation.output.buffer if averaged else simulation.point()
-                    self.recorder.keep_best(metrics, point)
+                    self.recorder.keep_best(metrics, simulation.point(state))
         if self.comm.rank == 0:
             self.recorder.record_metrics(metrics)
             text = _first_metrics(metrics, getattr(self._bar, "ncols", None))
@@ -333,7 +332,7 @@ def _layout(simulation: Simulation, comm: SerialComm) -> str:
     clients = f"clients {hosted[0]} to {hosted[-1]}" if len(hosted) else "no clients"
     return (
         f"device {layout['device']}, {layout['threads']} thread(s), {clients} ({len(hosted)} of "
-        f"{simulation.problem.clients}), group {layout['group']}, messages by {layout['transport']}"
+        f"{simulation.config.problem.clients}), group {layout['group']}, messages by {layout['transport']}"
     )
 
 

@@ -19,13 +19,7 @@ import torch
 from mpifed.base.settings import suggest
 from mpifed.base.versions import versions
 from mpifed.core.metrics import Details
-from mpifed.core.problem import (
-    listed_clients,
-    network_constants,
-    network_parameters,
-    user_point,
-    user_problem,
-)
+from mpifed.core.problem import listed_clients, network_constants, network_parameters, user_point
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import peak_memory
 from mpifed.parallel.reproducibility import machine
@@ -266,14 +260,14 @@ class Recorder:
         """The best evaluated point by block (rank 0)."""
         if self.best is None:
             return None
-        point = user_point(self.simulation.problem, torch.from_numpy(self.best.point))
+        point = user_point(self.simulation.config.problem, torch.from_numpy(self.best.point))
         flat = {block: values.numpy() for block, values in point.items()}
         return results.BestPoint(self.best.metric, self.best.round, flat)
 
     def _point(self) -> results.OutputPoint:
-        simulation, problem = self.simulation, user_problem(self.simulation.problem)
-        point = user_point(simulation.problem, simulation.output.buffer)
-        values, tied = network_constants(simulation.config.problem)
+        simulation, problem = self.simulation, self.simulation.config.problem
+        point = user_point(problem, simulation.point(simulation.output))
+        values, tied = network_constants(problem)
         return results.OutputPoint(
             flat={block: flat.cpu().numpy() for block, flat in point.items()},
             shapes=dict(problem.variables()),

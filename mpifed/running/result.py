@@ -18,7 +18,7 @@ from mpifed.base.paths import expand_home
 from mpifed.config.job import Config
 from mpifed.config.plugins import create, expect_same_sources, find_class
 from mpifed.core.metrics import Details
-from mpifed.core.problem import network_parameters, user_point, user_problem
+from mpifed.core.problem import network_parameters, user_point
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
@@ -183,8 +183,8 @@ class Result:
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
     ) -> Result:
         """Return the result of a run that has ended in this process."""
-        problem = user_problem(simulation.problem)
-        point = user_point(simulation.problem, simulation.output.buffer.clone())
+        problem = simulation.config.problem
+        point = user_point(problem, simulation.point(simulation.output).clone())
         return cls(
             config=simulation.config.table(),
             point=point,

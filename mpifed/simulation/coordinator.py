@@ -20,7 +20,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.core.adaptive import initial_diagonal, refresh, updates_matrix
-from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.algorithm import local_steps
 from mpifed.core.participation import (
     Available,
     Participation,
@@ -37,6 +37,8 @@ from mpifed.core.records import Adaptive, State
 from mpifed.core.streams import Stream
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
+from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.state import Allocation
 
 __all__ = ["Coordinator", "Participants"]
 
@@ -45,31 +47,26 @@ class Coordinator:
     """Determines the cohorts of this rank's rounds and updates the adaptive matrices.
 
     Args:
-        moments: statistics of the adaptive matrices.
-        shared: the state that contains the matrices.
+        memory: the state, which contains the matrices and their statistics.
         participants: samples the cohorts.
-        replicated: every rank computes the matrices.
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        config: SimulationSettings,
         transport: Transport,
         placement: Placement,
-        moments: State,
-        shared: State,
-        *,
+        memory: Allocation,
         participants: Participants,
-        replicated: bool,
     ):
-        self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
-        self.moments, self.shared, self.transport = moments, shared, transport
-        self.participants, self.replicated = participants, replicated
-        self._fields = algorithm.shared.fields_of_type(Adaptive)
+        self.algorithm, self.comm, self.placement = config.algorithm, transport.comm, placement
+        self.moments, self.shared, self.transport = memory.moments, memory.shared, transport
+        self.participants, self.replicated = participants, config.run.matrices == "replicated"
+        self._fields = self.algorithm.shared.fields_of_type(Adaptive)
         self._all_clients = Cohort(placement.numbers, placement, self.comm.rank, participants.base)
         self._total = self._all_clients.total
         for name in self._fields:
-            setattr(shared, name, initial_diagonal(algorithm))
+            setattr(self.shared, name, initial_diagonal(self.algorithm))
 
     def cohort(self, r: int, number: int = 0) -> Cohort:
         """Return the ``number``-th cohort of round ``r``; all clients in round 0."""
@@ -183,6 +180,12 @@ class Participants:
         self.files: dict[str, DataFile] = {}
         if isinstance(self._availability, Trace):
             self._trace, self.files["trace"] = read_trace(self._availability.file, problem.clients, cohorts)
+
+    @classmethod
+    def from_settings(cls, config: SimulationSettings) -> Participants:
+        """Return the participants of a job, with the number of cohorts of its method."""
+        cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
+        return cls(config.participation, config.seed, config.problem, cohorts)
 
     @cached_property
     def _available(self) -> Callable[[int, int], Available]:

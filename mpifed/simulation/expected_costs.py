@@ -250,28 +250,13 @@ def _wire_bytes(
         rounds: the phases that take place in each round, the start phases first.
     """
     method, memory = config.algorithm, simulation.rounds.memory
-    dtype = simulation.dtype
-    participants = Participants(
-        config.participation,
-        config.seed,
-        simulation.problem,
-        1 + sum(phase.new_cohort for phase in method.phases),
-    )
-    coordinator = Coordinator(
-        method,
-        transport,
-        placement,
-        memory.moments,
-        memory.shared,
-        participants=participants,
-        replicated=config.run.matrices == "replicated",
-    )
+    coordinator = Coordinator(config, transport, placement, memory, Participants.from_settings(config))
     reductions = {}
 
     def reduce(record: Record, cohort) -> State:
         layout = memory.layout(record)
         if layout.size not in reductions:
-            reductions[layout.size] = REDUCTIONS[kind](transport, 1, placement, layout.size, dtype)
+            reductions[layout.size] = REDUCTIONS[kind](transport, 1, placement, layout.size, simulation.dtype)
         reduction = reductions[layout.size]
         reduction.begin(cohort)
         reduction.finish()

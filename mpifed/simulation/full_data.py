@@ -58,7 +58,7 @@ class FullData:
 
     Attributes:
         problem: the minimax problem of a game, otherwise the problem; ``blocks``: its variables.
-        clients: client numbers on this rank.
+        clients: client numbers on this rank; ``counts``: number of clients on each rank.
         weights: weights of all clients, ``[N]``; ``None`` if they are equal.
 
     Raises:
@@ -85,7 +85,7 @@ class FullData:
                 raise ContractError(f"{name} has the family {family!r}: expected minimax or operator")
             if self._sampler.generates_samples:
                 raise ContractError(f"{name} generates its samples: expected a problem with client_data")
-        self.clients, self.weights = clients.numbers, weights
+        self.clients, self.counts, self.weights = clients.numbers, placement.counts, weights
         self._oracle = ORACLES[self.problem.family](self.problem, self._sampler, batched=False)
         self._all_clients, self._transport = clients, transport
         self._split = tuple(self.blocks.sizes.values())
@@ -254,11 +254,8 @@ def noise_squares(
     return np.where(squares.sum(axis=1, keepdims=True) > rounding(local) ** 2, squares, 0.0)
 
 
-def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: torch.Tensor) -> Tail:
+def noise_tail(full: FullData, r: int, samples: int, point: torch.Tensor) -> Tail:
     """Estimate the tail index of the noise of all clients. Collective.
-
-    Args:
-        counts: number of clients on each rank.
 
     Raises:
         CollectiveError: a client's function has failed.
@@ -269,7 +266,7 @@ def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: t
             with user_code_errors(type(full.problem).__name__, None, "", [client]):
                 squares = noise_squares(full, position, r, samples, point, full.local(position, point))
             norms[position] = np.sqrt(squares.sum(axis=1))
-    return tail_of(gather_rows(full.comm, norms, counts))
+    return tail_of(gather_rows(full.comm, norms, full.counts))
 
 
 def tail_of(norms: np.ndarray) -> Tail:

@@ -92,15 +92,7 @@ class Rounds:
         with collective_errors(transport.comm, ValueError, OSError):
             self.clock = FederatedClock(config.clock, config.seed)
             self.traffic = Traffic(config.algorithm, memory.shared.layout, buffer.element_size())
-            self.coordinator = Coordinator(
-                config.algorithm,
-                transport,
-                placement,
-                memory.moments,
-                memory.shared,
-                participants=participants,
-                replicated=config.run.matrices == "replicated",
-            )
+            self.coordinator = Coordinator(config, transport, placement, memory, participants)
             layouts = [memory.layout(phase.message) for phase in (*phases, *start, average)]
             self.compressor = MessageCompressor(
                 config, self.clients, layouts[: len(phases)], memory.shared, memory.residuals

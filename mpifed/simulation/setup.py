@@ -123,8 +123,7 @@ def read_files(config: SimulationSettings) -> Files:
         ValueError, OSError: a file cannot be read.
     """
     problem = config.problem
-    files = Participants(config.participation, config.seed, problem).files
-    files = files | InitialWeights(config.initial).files
+    files = Participants.from_settings(config).files | InitialWeights(config.initial).files
     with (
         default_dtype(getattr(torch, config.run.dtype)),
         seeded_globals(config.seed),

@@ -115,8 +115,7 @@ class Simulation:
         with collective_errors(comm, ValueError, OSError):  # a file may be missing on one rank only
             if exact and self.device.type == "cpu":
                 expect_reproducible_products()
-            cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
-            participants = Participants(config.participation, config.seed, config.problem, cohorts)
+            participants = Participants.from_settings(config)
             self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)
@@ -160,8 +159,7 @@ class Simulation:
         comm = self.comm
         others: list[Evaluation] = []
         if config.measures:
-            counts = self.placement.counts
-            others.append(Stationarity(config.measures, config.algorithm, self.full_data(), counts))
+            others.append(Stationarity(config.measures, config.algorithm, self.full_data()))
         if config.oracle.clip is not None:
             others.append(ClippedShare(self.rounds.executor, comm))
         reserved = {name: evaluation.owner for evaluation in others for name in evaluation.names}
@@ -230,9 +228,13 @@ class Simulation:
         """Return the current iterate of a block, ``[d]``; the clients' average if each has its own copy."""
         return self.rounds.block(name)
 
-    def point(self) -> torch.Tensor:
-        """Return the current iterate, all blocks concatenated."""
-        return torch.cat([self.block(name) for name in self.blocks])
+    def point(self, state: State | None = None) -> torch.Tensor:
+        """Return the current iterate, all blocks concatenated.
+
+        Args:
+            state: return its blocks instead, e.g. those of :attr:`output`; not a copy.
+        """
+        return torch.cat([self.block(name) for name in self.blocks]) if state is None else state.buffer
 
     @property
     def output(self) -> State:

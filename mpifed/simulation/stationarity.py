@@ -131,17 +131,14 @@ _NAMES = {
 class Stationarity(Evaluation):
     """The measures that a job requests.
 
-    Args:
-        counts: number of clients on each rank.
-
     Raises:
         CollectiveError: a measure needs a smoothness constant, or has no use for one.
     """
 
     owner = "[measures]"
 
-    def __init__(self, settings: StationarityOptions, method: Algorithm, full: FullData, counts: list[int]):
-        self.settings, self.method, self.counts = settings, method, counts
+    def __init__(self, settings: StationarityOptions, method: Algorithm, full: FullData):
+        self.settings, self.method = settings, method
         self.names = tuple(name for measure in settings.of for name in _NAMES[measure])
         self.functions = Functions(full, Budget(settings.accuracy, settings.evaluations))
         with collective_errors(full.comm, ValueError):
@@ -166,9 +163,8 @@ class Stationarity(Evaluation):
             elif name == "potential":
                 values |= self._potential(x, y, point.z)
             elif name == "tail":
-                full = self.functions.full
-                tail = noise_tail(full, self.counts, point.round, self.settings.samples, torch.cat([x, y]))
-                values |= dict(zip(TAIL, tail))
+                full, samples = self.functions.full, self.settings.samples
+                values |= dict(zip(TAIL, noise_tail(full, point.round, samples, torch.cat([x, y]))))
         return {Column(name): value for name, value in (values | self._phi(x, y)).items()}
 
     def _stationarity(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:

@@ -2,9 +2,11 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import mpifed
 
@@ -40,6 +42,23 @@ USERS = {
     "optuna": ("tuning/proposals.py",),
     "safetensors": ("simulation/initial_weights.py", "cli/export.py"),
 }
+#: File → its private names of libraries; the reasons are beside their uses.
+PRIVATE = {
+    "core/writes.py": {"torch.utils._python_dispatch", "_schema"},
+    "models/modules.py": {"torch.utils._python_dispatch"},
+    "parallel/reproducibility.py": {"torch._inductor"},
+}
+#: Names of Python that begin with an underscore, but are documented.
+DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit", "_current_frames"}
+#: What the rooms that use a simulation, see below, use of it.
+SIMULATION = {
+    "from_settings", "start", "step", "evaluate", "point", "block", "output", "round", "costs", "describe",
+    "arrays", "client_rows", "changed_clients", "state_dict", "load_state_dict", "federated_seconds",
+    "full_data", "config", "comm", "device", "dtype", "blocks", "placement", "hosted", "files", "note",
+    "infeasible", "columns", "scored_rows", "details",
+}  # fmt: skip
+#: Attributes of a simulation that are plain values, whose own attributes may be used.
+PLAIN = {"config", "costs", "columns", "device", "dtype", "blocks"}
 
 
 def imports(tree: ast.Module):
@@ -84,6 +103,48 @@ def test_no_circle_between_files():
     order.prepare()  # raises a CycleError
 
 
+def is_simulation(node: ast.expr) -> bool:
+    """Whether an expression is ``simulation``, ``self.simulation`` or ``simulation_of(...)``."""
+    node = node.func if isinstance(node, ast.Call) else node
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name.lstrip("_") in ("simulation", "simulation_of", "Simulation")
+
+
+def reaches_into_a_simulation(node: ast.AST) -> bool:
+    """Whether an expression uses a part of a simulation that is not in :data:`SIMULATION`, or an attribute of
+    a part that is no plain value; or whether an argument of a function hides a simulation by its name."""
+    if isinstance(node, ast.arg):
+        is_annotated = node.annotation is not None and ast.unparse(node.annotation) == "Simulation"
+        return is_annotated and node.arg != "simulation"
+    if not isinstance(node, ast.Attribute):
+        return False
+    if is_simulation(node.value):
+        return node.attr not in SIMULATION
+    inner = node.value
+    return isinstance(inner, ast.Attribute) and is_simulation(inner.value) and inner.attr not in PLAIN
+
+
+@pytest.mark.parametrize("room", ["running", "report", "tuning", "diagnostics", "cli"])
+def test_a_simulation_is_closed(room):
+    for file in (file for file in SOURCES if file.startswith(f"{room}/")):
+        inside = [ast.unparse(node) for node in ast.walk(SOURCES[file]) if reaches_into_a_simulation(node)]
+        assert not inside, file
+
+
+@pytest.mark.parametrize(
+    "expression, expected",
+    [
+        ("simulation.rounds", True),
+        ("self.simulation.output.buffer", True),
+        ("simulation_of(case).rounds.choice", True),
+        ("self._simulation.config.run.dtype", False),
+        ("simulation.client_rows().shape", False),
+    ],
+)
+def test_reaching_into_a_simulation_is_found(expression, expected):
+    assert any(map(reaches_into_a_simulation, ast.walk(ast.parse(expression)))) == expected
+
+
 def test_every_folder_is_a_room():
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == {*RULES, "cli"}
     assert {file for file in SOURCES if "/" not in file} == {"__init__.py", "__main__.py"}
@@ -95,6 +156,59 @@ def test_one_place_for_a_library(library, users):
         file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))
     }
     assert files and all(file.startswith(users) for file in files), files
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Return the names of functions, and those that are assigned to, also as attributes of an object."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "object.__setattr__":
+            names.add(ast.literal_eval(node.args[1]))
+    return names
+
+
+#: Names that the package defines, without those that objects of torch have, too.
+OWN = set[str]().union(*map(defined, SOURCES.values())) - {
+    name for of in (torch.Tensor, torch.nn.Module(), torch.ops.aten.add.Tensor) for name in dir(of)
+}
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Return the private names of libraries that a source uses: modules, also as text, and attributes that
+    neither the source nor, unless torch has them, another one of the package defines."""
+    own, names = OWN | defined(tree) | DOCUMENTED, imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_own = node.attr in own and not ast.unparse(node).startswith(("torch.", "nn.", "F."))
+            names |= set() if is_own else {node.attr}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("torch."):
+            names.add(node.value)
+    found = (re.match(r"(\w+\.)*?_(?!_)\w+", name) for name in names if not name.startswith("mpifed."))
+    return {name.group() for name in found if name}
+
+
+def test_private_names_of_libraries_are_listed():
+    found = {file: private_names(tree) for file, tree in SOURCES.items()}
+    assert {file: names for file, names in found.items() if names} == PRIVATE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._dynamo import reset",
+        "import torch; torch._C.get()",
+        "from torch import nn; nn._reduction",
+        "class M(Module):\n def f(self): return self._buffers",
+        "tensor._version",
+        "sys.modules['torch._dynamo']",
+    ],
+)
+def test_private_names_are_found(source):
+    assert len(private_names(ast.parse(source))) == 1
 
 
 def test_output_is_printed_by_functions_that_escape_control_characters():

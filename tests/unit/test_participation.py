@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpifed import Config
-from mpifed.algorithms import FGDA, LSGD, LocalSGDA
+from mpifed.algorithms import DRFA, FGDA, LSGD, LocalSGDA
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import Markov, Participation, inclusion_probabilities, random_order, read_trace
 from mpifed.core.streams import Stream
+from mpifed.problems import QuadraticMixture
 from mpifed.simulation.coordinator import Participants
+from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.setup import read_files
 
 SEED = 7
 
@@ -267,6 +270,9 @@ def test_trace_of_the_cohorts_of_a_round(tmp_path):
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
     cohorts = [[drawn.selected(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
     assert cohorts == [[[2], [2]], [[], []], [[1], [0, 4]]]
+    method, mixture = DRFA(tau=2, eta=0.1, gamma=0.1), QuadraticMixture(clients=5)
+    job = SimulationSettings(algorithm=method, problem=mixture, participation={"availability": law})
+    assert read_files(job)["trace"].path == str(file)
     file.write_text("round,client\n1,3\n1,0\n")
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
     assert [drawn.selected(1, number).tolist() for number in (0, 1)] == [[0, 3], [0, 3]]

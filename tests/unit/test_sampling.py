@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from mpifed import Blocks, Minimisation
 from mpifed.base.errors import ContractError
 from mpifed.core import autodiff, client_data, sampling
-from mpifed.core.client_data import load_client_data
+from mpifed.core.client_data import ClientData, load_client_data
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
 from mpifed.core.sampling import Sampler
@@ -353,6 +353,18 @@ def test_data_are_contiguous_and_loaded_once(kind, told, types, size, monkeypatc
     expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
     assert problem.calls == 12 and sizes.tolist() == list(SIZES)
     assert data[0].dtype == expected.dtype and torch.equal(data[0], expected)
+
+
+@pytest.mark.parametrize("at_start, calls", [(2**20, 6), (1, 1)])
+def test_the_first_client_is_loaded_once(at_start, calls, monkeypatch):
+    """It decides whether the data of all clients are loaded at the start."""
+    monkeypatch.setattr(client_data, "AT_START", at_start)
+    problem = Counted(SIZES)
+    data = ClientData(problem, np.arange(6), torch.as_tensor, slice(None), kept=2**20)
+    assert problem.calls == calls == data.is_loaded.sum() and data.is_complete == (calls == 6)
+    data.require(np.arange(6))
+    assert problem.calls == 6 and data.sizes.tolist() == list(SIZES)
+    assert data.columns[0].tolist() == load_client_data(problem, np.arange(6), torch.as_tensor)[0][0].tolist()
 
 
 @pytest.mark.parametrize("kind", [Counted, Telling])
