@@ -16,6 +16,7 @@ from mpifed.data.partition import IID, divide
 from mpifed.data.samples import Split
 from mpifed.models.base import Shapes
 from mpifed.problems.labelled_images import HeldOut
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["AUC", "Ranking"]
 
@@ -91,7 +92,7 @@ class Ranking(HeldOut):
 
 
 @problem_settings
-class AUC(Ranking, Minimax):
+class AUC(WeightDecay, Ranking, Minimax):
     """Base class of :class:`mpifed.problems.DeepAUC` for any network and any samples."""
 
     p: Literal["pooled", "client"] = Field(
@@ -133,7 +134,7 @@ class AUC(Ranking, Minimax):
         slope = 2 * (1 + y["alpha"]) * h
         above = (1 - p) * positive * ((h - x["a"]) ** 2 - slope)
         below = p * (1 - positive) * ((h - x["b"]) ** 2 + slope)
-        return (above + below - p * (1 - p) * y["alpha"] ** 2).mean()
+        return self.decayed((above + below - p * (1 - p) * y["alpha"] ** 2).mean(), x)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc``, the area under the ROC curve on the test samples, or NaN for non-finite outputs."""
