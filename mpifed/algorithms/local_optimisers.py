@@ -25,7 +25,7 @@ class SGD:
     weight_decay: float | None = Field(
         default=None,
         ge=0,
-        description="weight decay λ of all variables; unlike problem.weight_decay, it is not in the objective; "
+        description="weight decay λ of all variables; not in the objective, unlike problem.weight_decay; "
         "default: none",
     )
 
