@@ -15,6 +15,8 @@ Readings:
 * *Bias correction.* There is none, as in the paper. Implementations that divide m and v by 1 - β^t differ in
   the first steps.
 * *Start.* m starts at 0, and v at τ², the smallest value that the paper allows.
+* *Local optimiser.* The local steps are plain SGD in the papers. Momentum and weight decay are those of
+  ``torch.optim.SGD``, created anew in every round.
 * *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The papers
   have no sets.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
 from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record
@@ -115,6 +118,7 @@ class FedAvg(Algorithm):
     eta: Rate = Field(description="local step size")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     server: Server = Field(default=Average(), description="the server's update from the average displacement")
+    local: LocalOptimiser = Field(default=SGD(), description="optimiser of the local steps")
 
     source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"
     cites = ("mcmahan2017fedavg", "reddi2021fedopt", "hsu2019fedavgm")
@@ -132,9 +136,10 @@ class FedAvg(Algorithm):
             shared.v = self.server.tau**2
 
     def client_round(self, now, shared, client, message, oracle):
-        x = shared.x
+        x, v = shared.x, None
         for k in range(1, self.K + 1):
-            x = oracle.sets.x(x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta(now.step(k))))
+            d, v = self.local(oracle.grad(x, oracle.sample()), x, v)
+            x = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
         message.dx = x - shared.x
 
     def server_round(self, now, shared, mean):

@@ -7,7 +7,8 @@ all clients stay at the minimiser of the mean.
 Readings:
 
 * *Local solution.* The paper assumes exact minimisers. K steps along stochastic gradients are those of the
-  reference implementation FedDyn, which also clips gradients at norm 10.
+  reference implementation FedDyn, which also clips gradients at norm 10. Its weight decay is that of
+  ``local``, which acts on the gradient of the function above; momentum starts at 0 in every round.
 * *Sign of h.* In the paper, both g_i and h decrease by α times displacements. In the first round, g_i = h =
   0, and the server moves by (1 + |S| / N) times the average displacement.
 * *Weights of clients* are those of the job (``participation.weights``); h changes by the cohort's share of
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record, stored
@@ -36,6 +38,7 @@ class FedDyn(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
     alpha: float = Field(default=0.1, gt=0, description="weight α of the dynamic regulariser")
+    local: LocalOptimiser = Field(default=SGD(), description="optimiser of the local steps")
 
     source = "Acar et al. 2021, Algorithm 1"
     cites = ("acar2021feddyn",)
@@ -48,10 +51,11 @@ class FedDyn(Algorithm):
     message = Record(dx=stored("x"))  # -1/α times the change of g
 
     def client_round(self, now, shared, client, message, oracle):
-        x = shared.x
+        x, v = shared.x, None
         for k in range(1, self.K + 1):
             g = oracle.grad(x, oracle.sample()) - client.g + self.alpha * (x - shared.x)
-            x = x - self.eta(now.step(k)) * g
+            d, v = self.local(g, x, v)
+            x = x - self.eta(now.step(k)) * d
         message.dx = x - shared.x
         client.g -= self.alpha * message.dx
 

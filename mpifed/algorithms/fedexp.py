@@ -10,6 +10,7 @@ Readings:
   last point.
 * *ε.* The reference implementation FedExP uses |S| ε in place of ε (``epsilon_scaled``). In each round, it
   also multiplies the local step size by 0.998 and ε by 0.998², and it clips local gradients at norm 10.
+* *Local optimiser.* The paper has plain SGD. Momentum starts at 0 in every round.
 * *Weights of clients.* Both averages have the weights of the job (``participation.weights``).
 * *Unbiased averages* (``availability.unbiased``) do not make the step unbiased, because it is a product of
   dependent averages, so the combination is refused.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record, not_sent
@@ -39,6 +41,7 @@ class FedExP(Algorithm):
     epsilon_scaled: bool = Field(
         default=False, description="multiply ε by the number of participating clients"
     )
+    local: LocalOptimiser = Field(default=SGD(), description="optimiser of the local steps")
 
     source = "Jhunjhunwala, Wang & Joshi 2023, Algorithm 1"
     cites = ("jhunjhunwala2023fedexp",)
@@ -52,9 +55,10 @@ class FedExP(Algorithm):
     message = Record(dx="x", square="scalar")
 
     def client_round(self, now, shared, client, message, oracle):
-        x = shared.x
+        x, v = shared.x, None
         for k in range(1, self.K + 1):
-            x = oracle.sets.x(x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta(now.step(k))))
+            d, v = self.local(oracle.grad(x, oracle.sample()), x, v)
+            x = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
         message.dx = x - shared.x
         message.square = message.dx.square().sum(-1, keepdim=True)
 

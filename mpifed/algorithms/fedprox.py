@@ -4,6 +4,8 @@ Readings:
 
 * *Inexact solution.* The paper requires a γ-inexact minimiser of the local function. K steps along stochastic
   gradients are those of the reference implementation FedProx.
+* *Local optimiser.* The paper has plain SGD. With ``local``, momentum and weight decay act on the gradient of
+  f_i + (μ/2) ‖x - x_t‖², and of -f_i + (μ/2) ‖y - y_t‖² in y. Momentum starts at 0 in every round.
 * *Stragglers.* Each selected client is a straggler with the given probability, independently in each round,
   and then takes a number of steps that is uniform in 1, ..., K - 1. Its result has the same weight as the
   results of other clients. The reference implementation FedProx draws an exact share of the cohort and
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
 from mpifed.algorithms.unequal_steps import step_masks
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
@@ -44,6 +47,7 @@ class FedProx(Algorithm):
         le=1,
         description="probability that a client takes 1 to K - 1 steps in a round; default: no stragglers",
     )
+    local: LocalOptimiser = Field(default=SGD(), description="optimiser of the local steps")
 
     source = "Li et al. 2020, Algorithm 2"
     cites = ("li2020fedprox",)
@@ -57,12 +61,13 @@ class FedProx(Algorithm):
             raise ValueError("stragglers take fewer than K local steps: expected K >= 2, got 1")
 
     def client_round(self, now, shared, client, message, oracle):
-        x, y = shared.x, shared.y
+        x, y, vx, vy = shared.x, shared.y, None, None
         for k, active in enumerate(step_masks(oracle, self.steps_of(now, oracle)), 1):
             eta = self.eta(now.step(k))
             gx, gy = oracle.grad(x, y, oracle.sample())
-            new_x = oracle.sets.x(x - eta * (gx + self.mu * (x - shared.x)))
-            new_y = oracle.sets.y(y + eta * (gy - self.mu * (y - shared.y)))
+            dx, vx = self.local(gx + self.mu * (x - shared.x), x, vx)
+            dy, vy = self.local(self.mu * (y - shared.y) - gy, y, vy)
+            new_x, new_y = oracle.sets.x(x - eta * dx), oracle.sets.y(y - eta * dy)
             x = new_x if active is None else torch.where(active, new_x, x)
             y = new_y if active is None else torch.where(active, new_y, y)
         message.dx, message.dy = x - shared.x, y - shared.y

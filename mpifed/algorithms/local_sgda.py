@@ -3,6 +3,9 @@
 Readings:
 
 * *Gradients.* Both blocks use the same point and the same sample.
+* *Alternating steps.* The paper has simultaneous steps. With ``alternating`` (Gauss-Seidel), a step of
+  Local-SGDA evaluates y's gradient at the new x, on the sample of x, which takes a second evaluation. The
+  methods with + have no such variant, because their y does not use the current x.
 * *Sets.* If the problem has sets, both blocks are projected after every local step. The papers have no set
   for x.
 * *Cohorts.* Without momentum, the average of a sampled cohort replaces (x, y). The methods with momentum need
@@ -36,6 +39,9 @@ class LocalSGDA(Algorithm):
     q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
+    alternating: bool = Field(
+        default=False, description="compute y's gradient at the new x (a second gradient per step)"
+    )
 
     source = "Deng & Mahdavi 2021, Local-SGDA"
     cites = ("deng2021localsgda",)
@@ -44,12 +50,18 @@ class LocalSGDA(Algorithm):
     shared = Record(x="x", y="y")
     message = Record(x="x", y="y")
 
+    @property
+    def calls_per_step(self) -> int:  # type: ignore[override]
+        return 1 + self.alternating
+
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
         for k in range(1, self.q + 1):
-            t = now.step(k)
-            gx, gy = oracle.grad(x, y, oracle.sample())
+            t, xi = now.step(k), oracle.sample()
+            gx, gy = oracle.grad(x, y, xi)
             x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
+            if self.alternating:
+                gy = oracle.grad(x, y, xi)[1]
             y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
         message.x, message.y = x, y
 

@@ -9,6 +9,9 @@ Readings:
 
 * *Local steps.* They are those of Local-SGDA. Points are projected in every local step and at the server; the
   paper has a set for y only.
+* *Alternating steps.* The papers have simultaneous local steps. With ``alternating`` (Gauss-Seidel), a local
+  step of FSGDA and FESS-GDA evaluates y's gradient at the new x, on the sample of x, which takes a second
+  evaluation.
 * *Smoothing.* The gradient p (x_t - z_t) of the proximal term is applied at the server only, with the weight
   η_xl η_xg K. z moves towards x_{t+1}, and z_0 = x_0.
 * *Averages.* The server averages over the sampled clients.
@@ -43,37 +46,52 @@ class GlobalSteps(Algorithm):
     steps = "K"
     message = Record(dx="x", dy="y")
 
-    def local_steps(self, now, shared, message, oracle):
-        x, y = shared.x, shared.y                                                           # line 5
-        for k in range(1, self.K + 1):                                                      # line 6
-            t = now.step(k)
-            gx, gy = oracle.grad(x, y, oracle.sample())
-            x = oracle.sets.x(x - self.eta_xl(t) * gx)                                      # lines 7-8
-            y = oracle.sets.y(y + self.eta_yl(t) * gy)
-        message.dx, message.dy = x - shared.x, y - shared.y                                 # line 10
-
     def global_step(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_xg(now.round) * mean.dx)
         shared.y = now.sets.y(shared.y + self.eta_yg(now.round) * mean.dy)
 
 
 @hyperparameters
-class FSGDA(GlobalSteps):
+class _GradientSteps(GlobalSteps):
+    """Base class: local steps along stochastic gradients."""
+
+    alternating: bool = Field(
+        default=False,
+        kw_only=True,
+        description="compute y's gradient at the new x in local steps (a second gradient per step)",
+    )
+
+    shared = Record(x="x", y="y")
+
+    @property
+    def calls_per_step(self) -> int:  # type: ignore[override]
+        return 1 + self.alternating
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y = shared.x, shared.y                                                           # line 5
+        for k in range(1, self.K + 1):                                                      # line 6
+            t, xi = now.step(k), oracle.sample()
+            gx, gy = oracle.grad(x, y, xi)
+            x = oracle.sets.x(x - self.eta_xl(t) * gx)                                      # lines 7-8
+            if self.alternating:
+                gy = oracle.grad(x, y, xi)[1]
+            y = oracle.sets.y(y + self.eta_yl(t) * gy)
+        message.dx, message.dy = x - shared.x, y - shared.y                                 # line 10
+
+
+@hyperparameters
+class FSGDA(_GradientSteps):
     """FSGDA (Yang et al. 2022): Local-SGDA with global step sizes."""
 
     source = "Yang et al. 2022, FSGDA"
     cites = ("yang2022sagda",)
-    shared = Record(x="x", y="y")
-
-    def client_round(self, now, shared, client, message, oracle):
-        self.local_steps(now, shared, message, oracle)
 
     def server_round(self, now, shared, mean):
         self.global_step(now, shared, mean)
 
 
 @hyperparameters
-class FESSGDA(GlobalSteps):
+class FESSGDA(_GradientSteps):
     """FESS-GDA: FSGDA with a proximal term (p/2)‖x - z‖² in the server's step, and a smoothing point z."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
@@ -85,9 +103,6 @@ class FESSGDA(GlobalSteps):
 
     def initialize(self, shared):
         shared.z = shared.x
-
-    def client_round(self, now, shared, client, message, oracle):
-        self.local_steps(now, shared, message, oracle)
 
     def server_round(self, now, shared, mean):
         eta_xg, eta_yg = self.eta_xg(now.round), self.eta_yg(now.round)

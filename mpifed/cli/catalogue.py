@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.algorithms.fedavg import SERVERS
+from mpifed.algorithms.local_optimisers import LOCAL_OPTIMISERS
 from mpifed.algorithms.mime import BASES
 from mpifed.base.bibliography import bibtex, cites_of
 from mpifed.base.errors import ConfigError
@@ -76,6 +77,7 @@ GROUPS = {
     "directions": Group(DIRECTIONS, "direction", "algorithm.direction"),
     "servers": Group(SERVERS, "server", "algorithm.server"),
     "base optimisers": Group(BASES, "base optimiser", "algorithm.base"),
+    "local optimisers": Group(LOCAL_OPTIMISERS, "local optimiser", "algorithm.local"),
     "schedules": Group(
         SCHEDULES, "schedule", "algorithm.eta", "For every *number or schedule*; a number is `constant`."
     ),

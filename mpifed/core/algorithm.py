@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 
 from mpifed.base.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, Stored, WithinRound
+from mpifed.core.schedules import Step
 from mpifed.core.sets import Sets
 from mpifed.core.streams import Stream
 
@@ -108,8 +109,10 @@ class Now:
     steps_before: int | None = None
     previous_steps: int | None = None
 
-    def step(self, k: int) -> int:
+    def step(self, k: int) -> Step:
         """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps.
+
+        k = 0 is the last step of the round before.
 
         Raises:
             ContractError: ``k`` exceeds the number of local steps, which ``Algorithm.steps`` names.
@@ -120,7 +123,7 @@ class Now:
                 'attribute `steps` to the name of the hyperparameter with this number, e.g. steps = "K"'
             )
         before = (self.round - 1) * self.steps if self.steps_before is None else self.steps_before
-        return before + k
+        return Step(before + k, self.round if k > 0 else self.round - 1)
 
     def total(self, rate: Callable[[int], float]) -> float:
         """Return the sum of a step size over the local steps of this round, which is K η for a constant η."""

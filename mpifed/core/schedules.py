@@ -2,15 +2,16 @@
 
 Wherever a method takes a :data:`Rate`, a job file may give a number (constant) or a table such as
 ``eta = { name = "power", scale = 0.5, offset = 8, exponent = 0.3333 }``. For step sizes and weights of local
-steps, t is the number of the step among all steps of the run (``now.step(k)``). For those of the server, and
-wherever the description of a setting says so, it is the round (``now.round``).
+steps, t is the number of the step among all steps of the run (``now.step(k)``), or with ``per = "round"`` the
+round of that step. For those of the server, and wherever the description of a setting says so, it is the
+round (``now.round``), and ``per`` changes nothing.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -18,9 +19,24 @@ from mpifed.base.errors import short_repr
 from mpifed.base.settings import choice, hyperparameters
 
 __all__ = [
-    "SCHEDULES", "Constant", "Cosine", "PositiveRate", "Power", "Rate", "Squared", "Steps",
-    "StormWeight", "Threshold", "Weight", "largest",
+    "SCHEDULES", "Constant", "Cosine", "Exponential", "Listed", "Polynomial", "PositiveRate", "Power", "Rate",
+    "Squared", "Step", "Steps", "StormWeight", "Threshold", "Weight", "largest",
 ]  # fmt: skip
+
+
+class Step(int):
+    """The number of a local step among all steps of the run, which also knows its round.
+
+    Attributes:
+        round: the round of the step, from 1.
+    """
+
+    round: int
+
+    def __new__(cls, number: int, round: int) -> Step:
+        step = super().__new__(cls, number)
+        step.round = round
+        return step
 
 
 @hyperparameters
@@ -34,11 +50,19 @@ class _Schedule:
         default=0,
         ge=0,
         kw_only=True,
-        description="steps of a linear warm-up with the factor t / warmup",
+        description="length of a linear warm-up with the factor t / warmup",
+    )
+    per: Literal["step", "round"] = Field(
+        default="step",
+        kw_only=True,
+        description="what t counts in a setting of local steps: steps of the run, or rounds; settings of a "
+        "round always count rounds",
     )
 
     def __call__(self, t: int, eta: float | None = None) -> float:
         """Return the value at t. The step size ``eta`` is for :class:`Squared` only."""
+        if self.per == "round":
+            t = getattr(t, "round", t)  # a number without a round is one already
         value = self.at(t)
         return value if t >= self.warmup else value * (t / self.warmup)
 
@@ -47,15 +71,17 @@ class _Schedule:
         raise NotImplementedError
 
     def table(self) -> float | dict[str, Any]:
-        """Return the setting as in a job file: only what is set of the warm-up."""
+        """Return the setting as in a job file: ``warmup`` and ``per`` only if they are set."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.warmup:
             del settings["warmup"]
+        if self.per == "step":
+            del settings["per"]
         return {"name": self.choice_name, **settings}
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """Counts t that include that of the largest value."""
+        """Counts t that include that of the largest value and, if the value can be 0, one where it is 0."""
         return (1, self.warmup + 1, *([self.warmup] if self.warmup else []))
 
 
@@ -136,8 +162,37 @@ class Steps(_Schedule):
 
 
 @hyperparameters
-class Cosine(_Schedule):
-    """Half a period of a cosine from ``value`` to ``final`` (Loshchilov & Hutter 2017, without restarts).
+class Exponential(_Schedule):
+    """``value * factor**(t - 1)``. After a warm-up, t = warmup + 1 has ``value``."""
+
+    value: float = Field(ge=0, description="value before the decay")
+    factor: float = Field(gt=0, le=1, description="multiplier in every step, or in every round")
+
+    def at(self, t: int) -> float:
+        return self.value * self.factor ** max(0, t - self.warmup - 1)
+
+
+@hyperparameters
+class Listed(_Schedule):
+    """The values of a list, one for each t. The last one stays."""
+
+    values: tuple[float, ...] = Field(min_length=1, description="values at t = 1, 2, ...; the last one stays")
+
+    def __post_init__(self):
+        if (least := min(self.values)) < 0:
+            raise ValueError(f"values: expected numbers of at least 0, got {short_repr(least)}")
+
+    def at(self, t: int) -> float:
+        return self.values[max(1, min(t, len(self.values))) - 1]
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        return (*super().candidates, *range(1, len(self.values) + 1))
+
+
+@hyperparameters
+class _Final(_Schedule):
+    """Base class of decays from ``value`` to ``final``, which begin after the warm-up.
 
     After the warm-up, t = warmup + 1 has ``value``. From t = ``length`` on, the value is ``final``.
     """
@@ -155,14 +210,52 @@ class Cosine(_Schedule):
         if t >= self.length:
             return self.final
         share = max(0, t - first) / (self.length - first)
-        return self.final + (self.value - self.final) * (1 + math.cos(math.pi * share)) / 2
+        return self.final + (self.value - self.final) * self.rest(share)
+
+    def rest(self, share: float) -> float:
+        """Return the part of the decay, from 1 to 0, that remains after this share of its time."""
+        raise NotImplementedError
 
     @property
     def candidates(self) -> tuple[int, ...]:
         return (*super().candidates, self.length)
 
 
-SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": Steps, "cosine": Cosine}
+@hyperparameters
+class Cosine(_Final):
+    """Half a period of a cosine from ``value`` to ``final`` (Loshchilov & Hutter 2017, without restarts).
+
+    After the warm-up, t = warmup + 1 has ``value``. From t = ``length`` on, the value is ``final``.
+    """
+
+    def rest(self, share: float) -> float:
+        return (1 + math.cos(math.pi * share)) / 2
+
+
+@hyperparameters
+class Polynomial(_Final):
+    """A polynomial from ``value`` to ``final``: ``final + (value - final) * (1 - s)**power``, where s grows
+    linearly from 0 to 1.
+
+    After the warm-up, t = warmup + 1 has ``value``. From t = ``length`` on, the value is ``final``.
+    """
+
+    power: float = Field(default=1.0, gt=0, description="power of the decay; 1: linear")
+
+    def rest(self, share: float) -> float:
+        return (1 - share) ** self.power
+
+
+SCHEDULES = {
+    "constant": Constant,
+    "power": Power,
+    "squared": Squared,
+    "steps": Steps,
+    "exponential": Exponential,
+    "polynomial": Polynomial,
+    "cosine": Cosine,
+    "listed": Listed,
+}
 
 
 _AnySchedule: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
@@ -180,7 +273,7 @@ def _without_step_size(rate):
 
 
 def _positive(rate: Rate) -> Rate:
-    value = min(rate(t) for t in (*rate.candidates, 2**53))
+    value = min(rate(t) for t in rate.candidates)
     if value <= 0:
         raise ValueError(f"expected a step size above 0 at every step, got {short_repr(value)}")
     return rate

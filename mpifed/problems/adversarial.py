@@ -26,12 +26,13 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Batch, Minimisation, Named
 from mpifed.core.streams import generator
 from mpifed.problems.labelled_images import LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["AdversarialTraining"]
 
 
 @problem_settings
-class AdversarialTraining(LabelledImages, Minimisation):
+class AdversarialTraining(WeightDecay, LabelledImages, Minimisation):
     """min over the network's parameters x of the mean over the samples u of the maximum over ‖δ‖_∞ ≤ ε of the
     cross-entropy at u + δ.
 
@@ -110,7 +111,7 @@ class AdversarialTraining(LabelledImages, Minimisation):
         samples, labels, *start = batch
         delta = start[0] if start else torch.zeros_like(samples)
         delta = self.attack(x, samples, labels, delta, self.steps)
-        return F.cross_entropy(self.model(x, samples + delta), labels)
+        return self.decayed(F.cross_entropy(self.model(x, samples + delta), labels), x)
 
     def attack(
         self, x: Named, samples: torch.Tensor, labels: torch.Tensor, delta: torch.Tensor, steps: int

@@ -22,6 +22,7 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.problems.labelled_images import CHUNK, LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["AffineShift"]
 
@@ -30,7 +31,7 @@ LARGEST = 1024
 
 
 @problem_settings
-class AffineShift(LabelledImages, Minimax):
+class AffineShift(WeightDecay, LabelledImages, Minimax):
     """min over w, max over (Λ, δ) of the mean loss of h(w; Λa + δ) - λ_1‖Λ - I‖² - λ_2‖δ‖².
 
     x contains the network's parameters w. y contains the shift: ``matrix`` is Λ ``[d, d]`` or its diagonal
@@ -81,7 +82,8 @@ class AffineShift(LabelledImages, Minimax):
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch
-        return F.cross_entropy(self.model(x, self.shifted(y, images)), labels) - self.penalty(y)
+        loss = F.cross_entropy(self.model(x, self.shifted(y, images)), labels) - self.penalty(y)
+        return self.decayed(loss, x)
 
     def shifted(self, y: Named, images: torch.Tensor) -> torch.Tensor:
         """Return Λa + δ for images a ``[n, ...]``, in the same shape."""

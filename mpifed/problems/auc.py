@@ -30,6 +30,7 @@ from mpifed.data.partition import IID, Parts, divide
 from mpifed.data.samples import Split
 from mpifed.models.base import Shapes
 from mpifed.problems.labelled_images import HeldOut
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["AUC", "Ranking"]
 
@@ -107,7 +108,7 @@ class Ranking(HeldOut):
 
 
 @problem_settings
-class AUC(Ranking, Minimax):
+class AUC(WeightDecay, Ranking, Minimax):
     """Base class of :class:`mpifed.problems.DeepAUC` for any network and any samples."""
 
     p: Literal["pooled", "client"] = Field(
@@ -205,7 +206,7 @@ class AUC(Ranking, Minimax):
             share = positive.mean()  # above and below are not 0 only if there are such samples
             above = above * (ratio[0] / share.clamp(min=1 / len(h)))
             below = below * ((1 - ratio[0]) / (1 - share).clamp(min=1 / len(h)))
-        return (above + below - p * (1 - p) * y["alpha"] ** 2).mean()
+        return self.decayed((above + below - p * (1 - p) * y["alpha"] ** 2).mean(), x)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc``, the area under the ROC curve on the test samples, or NaN for non-finite outputs."""

@@ -21,18 +21,18 @@ from mpifed.base.errors import short_repr, truncate
 from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Batch, Minimisation, Named
 from mpifed.problems.labelled_images import LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["Classification"]
 
 
 @problem_settings
-class Classification(LabelledImages, Minimisation):
+class Classification(WeightDecay, LabelledImages, Minimisation):
     """min over the network's parameters x of the mean cross-entropy plus (λ/2) ‖x‖².
 
     The samples are images or rows of a table.
     """
 
-    weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ of all parameters")
     class_weights: tuple[Annotated[float, Field(gt=0)], ...] | Literal["balanced"] | None = Field(
         default=None,
         description="weights of the classes in the loss, in the order of the classes, or balanced: inversely "
@@ -91,10 +91,7 @@ class Classification(LabelledImages, Minimisation):
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, *_, target = batch  # without options, the target is the label
-        loss = F.cross_entropy(self.model(x, images), target)
-        if self.weight_decay:
-            loss = loss + self.weight_decay / 2 * sum((weights**2).sum() for weights in x.values())
-        return loss
+        return self.decayed(F.cross_entropy(self.model(x, images), target), x)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return the ``accuracy`` on the test images, and ``worst_accuracy``, the smallest of any class."""

@@ -6,7 +6,8 @@ the loss L_n of client n, ::
 
     max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
 
-has the same minimisers as (1/N) Σ_n λ exp(L_n(x) / λ), which has the required form.
+has the same minimisers as (1/N) Σ_n λ exp(L_n(x) / λ), which has the required form. Weight decay is a term of
+every L_n, and hence of the maximum over p.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from mpifed.core.problem import Composition, Named
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
 from mpifed.problems.labelled_images import LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["DistributionallyRobust"]
 
 
 @problem_settings
-class DistributionallyRobust(LabelledImages, Composition):
-    """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
+class DistributionallyRobust(WeightDecay, LabelledImages, Composition):
+    """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n,
+    with weight decay.
 
     The inner function g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all
     clients and has no samples. As λ grows, ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to the gradient of the mean
@@ -49,7 +52,7 @@ class DistributionallyRobust(LabelledImages, Composition):
 
     def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch
-        return F.cross_entropy(self.model(x, images), labels).reshape(1)
+        return self.decayed(F.cross_entropy(self.model(x, images), labels), x).reshape(1)
 
     def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return self.lam * torch.exp(u[0] / self.lam)

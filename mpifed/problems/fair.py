@@ -4,8 +4,8 @@ such as people by sex.
 Interpretation of the paper: F_c is the mean cross-entropy of the training samples of class c of all clients.
 A sample of class c has the weight y_c / π_c, where π_c is the fraction of class c in all training data. The
 mean over a batch, which may lack classes, is then an unbiased estimate of Σ_c y_c F_c if the weights of the
-clients are proportional to their numbers of samples (equal clients, or ``weights = "samples"``). There is no
-regulariser. y starts uniform.
+clients are proportional to their numbers of samples (equal clients, or ``weights = "samples"``). The paper
+has no weight decay. y starts uniform.
 
 With ``groups``, F_c is the mean over the samples of group c, and the rest is the same. If every client has
 samples of one group only, the problem is a mixture of the clients' losses: methods that project y at the
@@ -26,6 +26,7 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.data import Grouping
 from mpifed.problems.labelled_images import LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["FairClassification", "Grouped"]
 
@@ -59,7 +60,7 @@ class Grouped(LabelledImages):
 
 
 @problem_settings
-class FairClassification(Grouped, Minimax):
+class FairClassification(WeightDecay, Grouped, Minimax):
     """min over x, max over y in the simplex of Σ_c y_c F_c(x), where F_c is the cross-entropy of class c, or
     of group c of the samples."""
 
@@ -111,7 +112,7 @@ class FairClassification(Grouped, Minimax):
         images, labels, inverse_share, *groups = batch
         group = groups[0] if groups else labels
         losses = F.cross_entropy(self.model(x, images), labels, reduction="none")
-        return (y["y"][group] * inverse_share * losses).mean()
+        return self.decayed((y["y"][group] * inverse_share * losses).mean(), x)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``mean_accuracy`` and ``worst_accuracy``, mean and minimum test accuracy over classes.

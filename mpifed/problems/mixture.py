@@ -28,6 +28,7 @@ from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
 from mpifed.problems.constants import around
 from mpifed.problems.labelled_images import CHUNK, LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["ClientMixture", "QuadraticMixture"]
 
@@ -91,11 +92,12 @@ class _Mixture(Minimax):
 
 
 @problem_settings
-class ClientMixture(LabelledImages, _Mixture):
+class ClientMixture(WeightDecay, LabelledImages, _Mixture):
     """min over x, max over λ in the simplex of Σ_n λ_n ℓ_n(x) - ρ r(λ), ℓ_n the cross-entropy of client n.
 
     The network with parameters x is trained for the worst mixture of the clients' distributions. Weights of
     clients (``participation.weights``) multiply ℓ_n by N w_n; uniform weights leave the problem as it is.
+    Weight decay is a term of every ℓ_n, and hence of the mixture; metrics are without it.
     """
 
     partition: Partition = Field(
@@ -130,7 +132,7 @@ class ClientMixture(LabelledImages, _Mixture):
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels, client = batch
         weight = y["weights"][client[:1]].sum()
-        loss = F.cross_entropy(self.model(x, images), labels)
+        loss = self.decayed(F.cross_entropy(self.model(x, images), labels), x)
         return self.clients * weight * loss - self.regulariser(y["weights"])
 
     @torch.no_grad()

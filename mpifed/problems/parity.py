@@ -27,12 +27,13 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Box, Sets
 from mpifed.problems.fair import Grouped
 from mpifed.problems.labelled_images import CHUNK
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["GroupParity"]
 
 
 @problem_settings
-class GroupParity(Grouped, Minimax):
+class GroupParity(WeightDecay, Grouped, Minimax):
     """min over x, max over y in [-B, B]^G of the mean cross-entropy + Σ_g y_g (s_g(x) - s(x)) - (μ/2) ‖y‖².
 
     s_g is the mean probability of the second class in group g, and s the mean over all groups.
@@ -97,7 +98,8 @@ class GroupParity(Grouped, Minimax):
         outputs = self.model(x, images)
         multipliers = y["y"][groups] * in_group - y["y"].sum() * in_all
         gaps = (multipliers * torch.sigmoid(outputs[:, 1] - outputs[:, 0])).mean()
-        return F.cross_entropy(outputs, labels) + gaps - self.mu / 2 * (y["y"] ** 2).sum()
+        loss = F.cross_entropy(outputs, labels) + gaps - self.mu / 2 * (y["y"] ** 2).sum()
+        return self.decayed(loss, x)
 
     @torch.no_grad()
     def best_response(self, x: Named) -> torch.Tensor:

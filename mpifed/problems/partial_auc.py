@@ -45,6 +45,7 @@ from mpifed.core.sets import Box, Sets
 from mpifed.core.streams import generator
 from mpifed.data.partition import Parts
 from mpifed.problems.deep_auc import ImageRanking
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["OneWayPAUC", "TwoWayPAUC"]
 
@@ -53,7 +54,7 @@ CHUNK = 256
 
 
 @problem_settings
-class _Pairs(ImageRanking):
+class _Pairs(WeightDecay, ImageRanking):
     theta_1: float = Field(
         default=0.3,
         gt=0,
@@ -166,10 +167,10 @@ class OneWayPAUC(_Pairs, Minimisation):
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if self.temperature is None:
-            return (batch[2] * self.cvar(x, batch)).mean()
+            return self.decayed((batch[2] * self.cvar(x, batch)).mean(), x)
         s, excess, weights = self._excess(x, batch)
         soft = (torch.exp(excess / self.temperature) * weights).mean(1) - 1
-        return (batch[2] * (s + self.temperature * soft)).mean()
+        return self.decayed((batch[2] * (s + self.temperature * soft)).mean(), x)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Return ``auc`` and ``partial_auc`` of the pooled test samples.
@@ -216,7 +217,7 @@ class TwoWayPAUC(_Pairs, Minimax):
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         _, coordinates, weights, *_ = batch
         selected = y["y"][coordinates] * (self.cvar(x, batch) - x["threshold"])
-        return (weights * selected).mean() / self.theta_0 + x["threshold"].sum()
+        return self.decayed((weights * selected).mean() / self.theta_0 + x["threshold"].sum(), x)
 
     @torch.no_grad()
     def best_response(self, x: Named) -> torch.Tensor:

@@ -19,12 +19,13 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
 from mpifed.models import MLP, Model
 from mpifed.problems.labelled_images import LabelledImages
+from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["RobustRegression"]
 
 
 @problem_settings
-class RobustRegression(LabelledImages, Minimax):
+class RobustRegression(WeightDecay, LabelledImages, Minimax):
     """min over w, max over ‖ν‖ ≤ radius of the mean of ‖h(w; image + ν) - one-hot label‖².
 
     x contains the network's parameters w; y is the perturbation ν, which has the shape of an image.
@@ -54,7 +55,7 @@ class RobustRegression(LabelledImages, Minimax):
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, targets = batch
-        return ((self.model(x, images + y["nu"]) - targets) ** 2).sum(dim=1).mean()
+        return self.decayed(((self.model(x, images + y["nu"]) - targets) ** 2).sum(dim=1).mean(), x)
 
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """Return the network's outputs for clean and then for perturbed images, ``[n, 2 classes]``."""

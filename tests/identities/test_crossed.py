@@ -1,4 +1,5 @@
-"""Every method crossed with cohorts, compression, weights, sets and groups: right, or refused with a reason.
+"""Every method, and options of its local steps, crossed with cohorts, compression, weights, sets and groups:
+right, or refused with a reason.
 
 Where a plain loop exists, ``tests/parallel`` compares the points. Here, points are finite and in the sets,
 the uploaded bytes are counted from the declared fields, results and costs do not depend on the group, and the
@@ -29,7 +30,23 @@ from mpifed.core.sets import Ball, Box
 from mpifed.parallel.comm import CollectiveError
 
 CLIENTS, ROUNDS = 3, 2
-
+#: A step size that falls from round to round.
+FALLING = {"name": "exponential", "value": 0.02, "factor": 0.5, "per": "round"}
+DECAYED = {"name": "sgd", "momentum": 0.6, "nesterov": True, "weight_decay": 0.4}
+#: Options of local steps: method and settings that are added to its small ones.
+OPTIONS = {
+    "FedAvg decayed": ("FedAvg", dict(server="average", eta=FALLING, local=DECAYED)),
+    "FedProx decayed": ("FedProx", dict(eta=FALLING, local=DECAYED)),
+    "FedDyn decayed": ("FedDyn", dict(local=DECAYED)),
+    "FedExP decayed": ("FedExP", dict(local=DECAYED)),
+    "LocalSGDA alternating": ("LocalSGDA", dict(alternating=True, eta_x=FALLING)),
+    "FSGDA alternating": ("FSGDA", dict(alternating=True, eta_yl=FALLING)),
+    "FESSGDA alternating": ("FESSGDA", dict(alternating=True, eta_xl=FALLING)),
+    "SCAFFOLD by round": ("SCAFFOLD", dict(eta_l=FALLING)),
+    "FGDA by round": ("FGDA", dict(eta=FALLING)),
+}
+#: Name of a case → method and changed settings.
+CASES = {name: (name, {}) for name in METHODS} | OPTIONS
 
 #: Family → a problem without sets (a mixture always has one), and a problem with sets that bind.
 PROBLEMS = {
@@ -65,13 +82,14 @@ ROUNDING = 1e-12  # of projections of points of about 1
 DIGITS = dict(rtol=1e-9, atol=1e-9)
 
 
-def start(name, bound, members, message, weights, group, **settings):
+def start(case, bound, members, message, weights, group, **settings):
     """Return a simulation after its start."""
+    name, changes = CASES[case]
     kind = "mixture" if ALGORITHMS[name].mixture else ALGORITHMS[name].family
     problem = PROBLEMS[kind][bound](clients=CLIENTS)
     sections = {"participation": {**MEMBERS[members][0], "weights": weights}, "message": MESSAGES[message]}
     settings |= dict(rounds=ROUNDS, group=group, sections=sections | {"record": ()})
-    return started(configuration(method(name), problem, "unused", **settings))
+    return started(configuration(method(name, **changes), problem, "unused", **settings))
 
 
 def blocks_of(simulation) -> list[str]:
@@ -79,13 +97,13 @@ def blocks_of(simulation) -> list[str]:
     return [block for block in simulation.problem.variables() if block in simulation.shared]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_combination_is_right_or_refused(name):
-    ran = 0
+@pytest.mark.parametrize("case", CASES)
+def test_a_combination_is_right_or_refused(case):
+    name, ran = CASES[case][0], 0
     for number, (members, message, weights, bound) in enumerate(ROWS):
         row = (bound, members, message, weights)
         try:
-            runs = [start(name, *row, group) for group in ((1, "all") if number % 2 == 0 else (1,))]
+            runs = [start(case, *row, group) for group in ((1, "all") if number % 2 == 0 else (1,))]
         except (ConfigError, CollectiveError) as error:
             assert number and "Traceback" not in str(error), row
             assert ALGORITHMS[name].__name__ in str(error) or name in str(error), (row, error)
@@ -137,22 +155,22 @@ def bytes_per_client(simulation, phases: int) -> int:
 #: Methods without an unbiased step although ``availability.unbiased`` is accepted, with the reason.
 BIASED = {
     "FedAvg": "the server step of Yogi is no linear function of the average",
-    "FedDyn": "one message serves both x and the stored gradients",
+    **dict.fromkeys(("FedDyn", "FedDyn decayed"), "one message serves both x and the stored gradients"),
     "MIFA": "the step is the mean of the memories of all clients, for any probabilities",
     "DRFA": "the losses are no linear functions of the snapshot at which they are evaluated",
 }
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("name", METHODS)
-def test_the_mean_of_a_step_over_all_cohorts(name, weights, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_the_mean_of_a_step_over_all_cohorts(case, weights, monkeypatch):
     """With ``unbiased``, the mean over all cohorts of the point after a round is that of all clients."""
     chances = np.array(BERNOULLI["probability"])
     law = {"availability": BERNOULLI | {"unbiased": True}}
 
     def after_a_round(there, participation):
         monkeypatch.setitem(MEMBERS, "these", (participation, None))
-        simulation = start(name, False, "these", "plain", weights, 1, noise=0, batch_size=0)
+        simulation = start(case, False, "these", "plain", weights, 1, noise=0, batch_size=0)
         drawn = simulation.rounds.coordinator.participants
         monkeypatch.setattr(drawn, "selected", lambda r, number: np.flatnonzero(there))
         simulation.step()
@@ -168,6 +186,6 @@ def test_the_mean_of_a_step_over_all_cohorts(name, weights, monkeypatch):
         return
     whole = after_a_round([True] * CLIENTS, {})
     close = torch.allclose(mean, whole, rtol=0, atol=1e-12)
-    assert close == (name not in BIASED), (
-        f"declare why in {name}.bias, or here in BIASED: differs by {float((mean - whole).norm())}"
+    assert close == (case not in BIASED), (
+        f"declare why in {CASES[case][0]}.bias, or here in BIASED: differs by {float((mean - whole).norm())}"
     )

@@ -5,6 +5,7 @@ Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from reference import (
 from reference import composition_baselines as composed
 from reference import minimax_baselines as plain
 from reference.fedopt import fedopt
+from reference.local_sgda import local_sgda
 from reference.stem import stem
 from resumed import assert_path, assert_resumed
 
@@ -233,6 +235,10 @@ TAU = (1, 4, 2, 3, 1)
 RAND_2, TOP_2 = dict(name="rand-k", ratio=0.4), dict(name="top-k", ratio=0.4)  # 2 of 5 entries
 FALLING = {"name": "power", "scale": 0.09, "offset": 1, "exponent": 0.6}
 NESTED = dict(T=2, tau=2, alpha=0.04, beta=0.6)
+DECAYED = dict(momentum=0.6, weight_decay=0.9)
+NESTEROV = dict(momentum=0.7, nesterov=True)
+#: A step size that falls from round to round.
+BY_ROUND = {"name": "exponential", "value": 0.1, "factor": 0.6, "per": "round"}
 
 
 def constant(value):
@@ -263,8 +269,27 @@ def method_of(name) -> str:
     return name.split()[0]
 
 
+def by_round(t):
+    """The values of ``BY_ROUND`` for 3 steps in a round."""
+    return 0.1 * 0.6 ** ((t - 1) // 3)
+
+
+def on_steps(grad, x, y, cohorts, weights, **settings):
+    """Local-SGDA, whose samples have the number of the step, with samples by round and step."""
+    settings = dict(cohorts=cohorts, weights=weights, rounds=ROUNDS) | settings
+    return local_sgda(
+        lambda k, x, y, t: grad(k, x, y, ((t - 1) // 3 + 1, (t - 1) % 3)), CLIENTS, x, y, **settings
+    )
+
+
 def ascent(name, ours, theirs, reference, resumed=False):
     return {name: Case(ASCENT, method_of(name), reference, ours, theirs, resumed, True)}
+
+
+def with_local(case, options):
+    """Return a case with a local optimiser."""
+    ours = case.settings | {"local": {"name": "sgd", **options}}
+    return dataclasses.replace(case, settings=ours, theirs=case.theirs | {"local": options})
 
 
 def fedavg(name, server=None, theirs=None, eta_g=0.1, resumed=False):
@@ -464,6 +489,7 @@ CASES = {
         STAGES | dict(keep_variates=True), module=variates,
     ),
     **fedavg("", eta_g=1.3),
+    "FedAvg by round": Case(PLAIN, "FedAvg", fedopt, dict(K=3, eta=BY_ROUND), dict(eta=by_round), True),
     **fedavg(" momentum", {"name": "momentum", "beta": 0.7}, dict(server="momentum", beta=0.7), 1.0),
     **fedavg(" adagrad", "adagrad", dict(server="adagrad")),
     **fedavg(
@@ -515,6 +541,10 @@ CASES = {
     },
     **training("Mime large batch", plain_training.mime, dict(K=3, base=ADAM, large_batch=LARGE), True),
     **training("MimeLite large batch", mime_lite, dict(K=3, base=ADAM, large_batch=LARGE), True),
+    **ascent(
+        "LocalSGDA by round", dict(q=3, eta_x=BY_ROUND, eta_y=0.04, alternating=True),
+        dict(eta_x=by_round, eta_y=constant(0.04)), on_steps, True,
+    ),
     **ascent("LocalSGDAPlus", dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True),
     **ascent(
         "LocalSGDAPlus schedules", dict(q=3, S=9, eta_x=POWER | {"scale": 0.1}, eta_y=0.04),
@@ -607,6 +637,12 @@ CASES = {
         ).items()
     },
 }  # fmt: skip
+
+CASES |= {
+    f"{name} {label}": with_local(CASES[name], options)
+    for label, options in {"decayed": DECAYED, "nesterov": NESTEROV}.items()
+    for name in ("FedAvg", "FedProx minimax", "FedProx minimax stragglers", "FedDyn", "FedExP")
+}
 
 
 def job(case, out, problem=None, sections=None, **changes):

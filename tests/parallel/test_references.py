@@ -286,12 +286,14 @@ def test_heavy_tailed_executions(comm, out, direction, execution):
         (dict(p=2.0, beta=0.4), 3, None),
         ({}, None, 0.15),
         ({}, 2, None),
+        ({"alternating": True}, 2, 0.15),
+        ({"p": 0.7, "beta": 0.4, "alternating": True}, None, 0.15),
     ],
 )
 def test_fess_gda_and_fsgda(comm, out, execution, smoothing, cohort, ball):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9) | smoothing
     game, cls, reference = Game(clients=4, ball=ball), FSGDA, fsgda
-    if smoothing:
+    if "p" in smoothing:
         cls, reference = FESSGDA, fess_gda
 
     def expected(project_y):

@@ -9,10 +9,13 @@ from __future__ import annotations
 import torch
 
 from reference.minimax_baselines import average
+from reference.sgd import SGD
 
 
-def fedopt(grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", project=lambda x: x, **options):
-    """``eta(t)`` is the local step size at step t = 1, 2, ..."""
+def fedopt(
+    grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", project=lambda x: x, local=None, **options
+):
+    """``eta(t)`` is the local step size at step t = 1, 2, ...; ``local``: settings of the local optimiser."""
     path, d = [], len(x)
     beta, tau = options.get("beta", 0.9), options.get("tau", 1e-3)
     beta_1, beta_2 = options.get("beta_1", 0.0 if server == "adagrad" else 0.9), options.get("beta_2", 0.99)
@@ -20,10 +23,10 @@ def fedopt(grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", pr
     for r, cohort in enumerate(cohorts, 1):
         changes = {}
         for k in cohort:
-            local = x
+            end, optimiser = x, SGD(**local or {})
             for j in range(K):
-                local = project(local - eta((r - 1) * K + j + 1) * grad(k, local, (r, j)))
-            changes[k] = local - x
+                end = project(optimiser.step(end, grad(k, end, (r, j)), eta((r - 1) * K + j + 1)))
+            changes[k] = end - x
         delta, new = average(changes, weights).tolist(), x.tolist()
         for i in range(d):
             if server == "average":

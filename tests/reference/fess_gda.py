@@ -15,11 +15,12 @@ from .rates import at, total
 
 def fess_gda(
     grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, p, beta, project_x=None, project_y=None,
-    cohorts=None,
+    cohorts=None, alternating=False,
 ):
     """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0.
 
     The box has no set X: ``project_x`` is applied after each local step, like P_Y, and to the result of line 13.
+    With ``alternating``, line 8 evaluates the gradient at the new x, on the same sample.
     """
     P_X, P_Y = project_x or _same, project_y or _same
     x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                             # 1
@@ -32,6 +33,8 @@ def fess_gda(
             for k in range(1, K + 1):                                                                           # 6
                 gx, gy = grad(i, x_i, y_i, t * K + k)
                 x_i = P_X(x_i - at(eta_xl, t * K + k) * gx)                                                     # 7
+                if alternating:
+                    gy = grad(i, x_i, y_i, t * K + k)[1]
                 y_i = P_Y(y_i + at(eta_yl, t * K + k) * gy)                                                     # 8
             x_last.append(x_i)                                                                                  # 10
             y_last.append(y_i)                                                                                  # 10
@@ -45,13 +48,14 @@ def fess_gda(
 
 
 def fsgda(
-    grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, project_x=None, project_y=None, cohorts=None
+    grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, project_x=None, project_y=None, cohorts=None,
+    alternating=False,
 ):
     """FSGDA (Yang et al. 2022): return (x, y) after each round.
 
     The server steps along the average displacement of the clients. With sets, every local step and
     the server's point are projected; the latter matters only for global step sizes above 1, with which the point
-    can leave a convex set.
+    can leave a convex set. With ``alternating``, y ascends at the new x, on the same sample.
     """
     x, y, step, path = _vector(x1), _vector(y1), 0, []
     for t in range(rounds):
@@ -61,8 +65,13 @@ def fsgda(
             step = step + 1
             for i in cohort:
                 gx, gy = grad(i, *points[i], step)
-                x_i, y_i = points[i][0] - eta_xl * gx, points[i][1] + eta_yl * gy
-                points[i] = (project_x(x_i) if project_x else x_i, project_y(y_i) if project_y else y_i)
+                x_i, y_i = points[i]
+                x_i = x_i - eta_xl * gx
+                x_i = project_x(x_i) if project_x else x_i
+                if alternating:
+                    gy = grad(i, x_i, y_i, step)[1]
+                y_i = y_i + eta_yl * gy
+                points[i] = (x_i, project_y(y_i) if project_y else y_i)
         change_x = sum(x_i - x for x_i, y_i in points.values()) / len(cohort)
         change_y = sum(y_i - y for x_i, y_i in points.values()) / len(cohort)
         x, y = x + eta_xg * change_x, y + eta_yg * change_y

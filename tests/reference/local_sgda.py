@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 
-def local_sgda(grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, weights=None, cohorts=None):
+def local_sgda(
+    grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, weights=None, cohorts=None, alternating=False
+):
     """Return the averaged point after each round.
 
     ``grad(k, x, y, t)`` gives client k's stochastic gradients (1-D float64 tensors), k = 0 .. clients - 1, on
     the sample of step t = 1, 2, ...; ``eta_x(t)``, ``eta_y(t)`` are the step sizes of that step. ``cohorts[r]``
-    lists the clients of round r = 0, 1, ...; only these clients take steps and are averaged.
+    lists the clients of round r = 0, 1, ...; only these clients take steps and are averaged. With ``alternating``, y
+    ascends at the new x, on the same sample.
     """
     weights = [1.0] * clients if weights is None else weights
     x_bar = torch.as_tensor(x1, dtype=torch.float64).reshape(-1)
@@ -24,6 +27,8 @@ def local_sgda(grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, 
             for k in cohort:
                 gx, gy = grad(k, x[k], y[k], t)  # both blocks at the old point, on one sample
                 x[k] = x[k] - eta_x(t) * gx
+                if alternating:
+                    gy = grad(k, x[k], y[k], t)[1]
                 y[k] = y[k] + eta_y(t) * gy
                 if project is not None:
                     y[k] = project(y[k])

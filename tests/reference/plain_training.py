@@ -3,13 +3,15 @@
 ``grad(k, x, (r, j))`` returns the gradient of client k on sample j = 0, 1, ... of round r = 1, 2, ..., or on all its
 data for j ``None``; ``(r, j, "large")`` is a minibatch of ``large_batch`` rows. ``cohorts[r - 1]`` lists the clients of
 round r, ``weights`` has one number per client, and ``eta(t)`` is the step size of step t = 1, 2, ... ``project`` acts
-after each local step and at the server. All functions return x after each round.
+after each local step and at the server. ``local`` has the settings of the local optimiser. All functions return x
+after each round.
 """
 
 from __future__ import annotations
 
 from .cross_device import FREE, averages
 from .minimax_baselines import average, free
+from .sgd import SGD
 
 
 def fedprox(
@@ -35,7 +37,7 @@ def fedprox(
 
 
 def fedprox_minimax(
-    grad, x, y, cohorts, weights, *, K, eta, mu, eta_g=1.0, stragglers=0.0, numbers=None, project=FREE
+    grad, x, y, cohorts, weights, *, K, eta, mu, eta_g=1.0, stragglers=0.0, numbers=None, project=FREE, local=None
 ):
     """``grad`` has both gradients; ``project`` is a pair; ``cohorts[r - 1]`` has one list."""
     path = []
@@ -43,6 +45,7 @@ def fedprox_minimax(
         moves = {}
         for k in cohort:
             steps, xk, yk = K, x, y
+            of_x, of_y = SGD(**local or {}), SGD(**local or {})
             if stragglers:
                 chance, share = numbers(k, r)
                 if chance < stragglers:
@@ -50,9 +53,9 @@ def fedprox_minimax(
             for j in range(steps):
                 rate = eta((r - 1) * K + j + 1)
                 gx, gy = grad(k, xk, yk, (r, j))
-                # Gradients of f_k + (μ/2) ‖x - x_t‖² - (μ/2) ‖y - y_t‖².
-                gx, gy = gx + mu * (xk - x), gy - mu * (yk - y)
-                xk, yk = project[0](xk - rate * gx), project[1](yk + rate * gy)
+                # Gradients of f_k + (μ/2) ‖x - x_t‖² in x, and of -f_k + (μ/2) ‖y - y_t‖² in y.
+                gx, gy = gx + mu * (xk - x), -gy + mu * (yk - y)
+                xk, yk = project[0](of_x.step(xk, gx, rate)), project[1](of_y.step(yk, gy, rate))
             moves[k] = (xk - x, yk - y)
         dx, dy = averages(moves, weights)
         x, y = project[0](x + eta_g * dx), project[1](y + eta_g * dy)
@@ -88,17 +91,17 @@ def fednova(
     return path
 
 
-def feddyn(grad, x, cohorts, weights, *, K, eta, alpha):
+def feddyn(grad, x, cohorts, weights, *, K, eta, alpha, local=None):
     """With the sums l_i of displacements; the stored gradients of the paper are -α l_i."""
     path, total = [], sum(weights)
     own = [0 * x for _ in weights]
     for r, cohort in enumerate(cohorts, 1):
         ends = {}
         for k in cohort:
-            ends[k] = x
+            ends[k], optimiser = x, SGD(**local or {})
             for j in range(K):
                 slope = grad(k, ends[k], (r, j)) + alpha * (ends[k] - x + own[k])
-                ends[k] = ends[k] - eta((r - 1) * K + j + 1) * slope
+                ends[k] = optimiser.step(ends[k], slope, eta((r - 1) * K + j + 1))
         for k in cohort:
             own[k] = own[k] + ends[k] - x
         x = average(ends, weights) + sum(w * one for w, one in zip(weights, own)) / total
@@ -106,15 +109,15 @@ def feddyn(grad, x, cohorts, weights, *, K, eta, alpha):
     return path
 
 
-def fedexp(grad, x, cohorts, weights, *, K, eta, epsilon, epsilon_scaled=False, project=free):
+def fedexp(grad, x, cohorts, weights, *, K, eta, epsilon, epsilon_scaled=False, project=free, local=None):
     path = []
     for r, cohort in enumerate(cohorts, 1):
         changes = {}
         for k in cohort:
-            local = x
+            end, optimiser = x, SGD(**local or {})
             for j in range(K):
-                local = project(local - eta((r - 1) * K + j + 1) * grad(k, local, (r, j)))
-            changes[k] = x - local
+                end = project(optimiser.step(end, grad(k, end, (r, j)), eta((r - 1) * K + j + 1)))
+            changes[k] = x - end
         mean = average(changes, weights)
         offset = len(cohort) * epsilon if epsilon_scaled else epsilon
         squares = average({k: float(change @ change) for k, change in changes.items()}, weights)

@@ -68,6 +68,8 @@ COSTS = {
     "FedSGDAM after": (dict(Q=K, order="after", **RATES), Game, 2 * D, 2 * D, 1, 2 * K),
     "FedNormSGDA": (dict(tau=(1, 2, 3, 6), **NORMED), Game, D, D, 1, 3),  # calls: their mean
     "FedNormSGDAPlus": (dict(tau=K, S=3, **NORMED), Game, D, D, 1, 2 * K),
+    "LocalSGDA alternating": (dict(q=K, alternating=True, **RATES), Game, D, D, 1, 2 * K),
+    "FSGDA alternating": (dict(alternating=True, **GLOBAL), Game, D, D, 1, 2 * K),
     "FSGDA without y": (GLOBAL, Half, X, X, 1, K),
     # The method is not federated in its paper; here it uploads gradients and downloads points.
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), Game, D, D, 1, 1),

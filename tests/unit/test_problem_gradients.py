@@ -54,11 +54,11 @@ LOSSES = {
     ),
     "fair by group": (4, lambda: FairClassification(**GROUPS), 0.3),
     "parity": (4, lambda: GroupParity(**GROUPS, criterion="equal_opportunity"), 0.3),
-    "robust": (4, lambda: RobustRegression(**PATCHES), 0.3),
+    "robust": (4, lambda: RobustRegression(**PATCHES, weight_decay=0.2), 0.3),
     "affine": (4, lambda: AffineShift(**PATCHES, lambda_1=0.3, lambda_2=0.4), 0.3),
     "diagonal": (4, lambda: AffineShift(**PATCHES, diagonal=True), 0.3),
     "classification": (4, lambda: Classification(**PATCHES), 0.3),
-    "mixture": (4, lambda: ClientMixture(**PATCHES, rho=0.3), 0.3),
+    "mixture": (4, lambda: ClientMixture(**PATCHES, rho=0.3, weight_decay=0.2), 0.3),
     "class weights": (
         4, lambda: Classification(**PATCHES, class_weights=(1, 2, 3, 4), label_smoothing=0.2), 0.3
     ),
@@ -74,8 +74,8 @@ LOSSES = {
     "auc, sampling rate": (28, lambda: DeepAUC(**PATCHES | {"model": "linear"}, sampling_rate=0.3), 0.1),
     "soft partial auc": (4, lambda: OneWayPAUC(**PATCHES, temperature=1.5, imbalance=0.3), 0.1),
     "one-way partial auc": (4, lambda: OneWayPAUC(**PATCHES, s_speed=4.0, imbalance=0.3), 0.1),
-    "two-way partial auc": (4, lambda: TwoWayPAUC(**PATCHES), 0.1),
-    "auc of texts": (4, lambda: TextAUC(**TEXTS, dimension=4, length=5), 0.3),
+    "two-way partial auc": (4, lambda: TwoWayPAUC(**PATCHES, weight_decay=0.2), 0.1),
+    "auc of texts": (4, lambda: TextAUC(**TEXTS, dimension=4, length=5, weight_decay=0.2), 0.3),
 }  # fmt: skip
 
 
