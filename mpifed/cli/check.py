@@ -40,7 +40,7 @@ from mpifed.base.settings import problem_settings, suggest
 from mpifed.cli.catalogue import example
 from mpifed.config.job import Config
 from mpifed.config.plugins import find_class
-from mpifed.config.tables import apply_override
+from mpifed.config.tables import apply_overrides
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.derivative_checks import DERIVATIVES, difference, probe_of
 from mpifed.core.problem import Minimax, Minimisation, Problem, is_analytic
@@ -380,8 +380,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         ConfigError: there is no such class, or it cannot be constructed from the settings.
     """
     table: dict = {}
-    for text in settings:
-        apply_override(table, text)
+    apply_overrides(table, settings)
     subject = _construct(name, table)
     method = isinstance(subject, Algorithm)
     report = Report(inspect.getsourcefile(type(subject)), printed=comm.rank == 0)

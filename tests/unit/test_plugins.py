@@ -223,7 +223,7 @@ def test_a_run_cannot_be_resumed_with_another_source(file, tmp_path, monkeypatch
     mpifed.run(Config.load(job, ["run.overwrite=true"]), SerialComm())
     file.unlink()
     text = command_line(monkeypatch, capsys, "resume", out, "rounds=6")
-    assert f"problem {file}:Saddle cannot be imported again" in text, text
+    assert f"there is no file {file}: restore it" in text, text
 
 
 def test_a_local_class_is_continued_from_python_only(tmp_path):
@@ -246,9 +246,20 @@ def test_a_local_class_is_continued_from_python_only(tmp_path):
 def test_a_plugin_that_a_change_replaces_is_not_compared(file):
     stored = Config.from_table(table(f"{file}:Saddle")).table()
     file.unlink()
-    with pytest.raises(ConfigError, match="cannot be imported again"):
+    with pytest.raises(ConfigError) as refused:
         expect_same_sources(stored)
+    # The named change is that of `mpifed resume`.
+    assert f"there is no file {file}: restore it" in str(refused.value)
+    assert str(refused.value).endswith(f" problem.name=FOLDER/{file.name}:Saddle")
     expect_same_sources(stored | {"problem": "Saddle"})
+
+
+def test_a_missing_file_of_metrics_is_named_with_the_whole_list():
+    metrics = ["auc", {"name": "/gone/mine.py:error"}]
+    table = {"plugins": {"metrics.1": {"name": "/gone/mine.py:error", "digest": "0"}}, "metrics": metrics}
+    with pytest.raises(ConfigError) as refused:
+        expect_same_sources(table)
+    assert str(refused.value).endswith("""'metrics=["auc", "FOLDER/mine.py:error"]'""")
 
 
 def test_classes_without_a_source_are_never_equal():
