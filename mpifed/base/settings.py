@@ -237,8 +237,8 @@ def as_table(value):
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Return the end of an error message: the options that ``name`` begins, or else the option most similar to
-    it, and the list of options.
+    """Return the end of an error message: the options that begin with ``name``, or else the option most
+    similar to it, and the list of options.
 
     A long list is shortened to the most similar options.
     """

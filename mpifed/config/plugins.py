@@ -178,8 +178,8 @@ def _missing(table: dict, section: str) -> str:
         names = [part if isinstance(part, str) else part["name"] for part in table["metrics"]]
         change = f"'metrics={to_toml([f'FOLDER/{end}' if other == name else other for other in names])}'"
     return (
-        f"{section} {end}: there is no file {name.rpartition(':')[0]}: restore it, or resume the run with its "
-        f"new folder: {change}"
+        f"{section} {end}: there is no file {name.rpartition(':')[0]}: restore it, or resume the run with "
+        f"its new folder: {change}"
     )
 
 
