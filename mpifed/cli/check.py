@@ -35,7 +35,7 @@ from mpifed.algorithms import (
 )
 from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError, ContractError, hint, short_repr
-from mpifed.base.plugins import is_user_defined
+from mpifed.base.plugins import data_folder, is_user_defined
 from mpifed.base.settings import problem_settings, suggest
 from mpifed.cli.catalogue import example
 from mpifed.config.job import Config
@@ -450,7 +450,7 @@ def _check_problem(problem: Problem, report: Report) -> None:
         expect_constants(problem)
         copied = copy.deepcopy(problem)
         with seeded_globals(0):  # as in a run
-            copied.prepare(0)
+            copied.prepare(0, data_folder(type(problem), None))
         with contextlib.suppress(Exception):  # a user's objects may not support copies
             states[dtype] = copy.deepcopy(vars(copied))
         rounding = 1e-9 if dtype == torch.float64 else 1e-3

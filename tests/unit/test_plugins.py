@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import mpifed
 from mpifed import Config, ConfigError
 from mpifed.algorithms import LocalSGDA
-from mpifed.base.plugins import plugin_of
+from mpifed.base.plugins import data_folder, plugin_of
 from mpifed.base.settings import title
 from mpifed.cli.main import main
 from mpifed.config.plugins import changed_sources, expect_same_sources, find_class, name_of
@@ -252,6 +253,25 @@ def test_a_plugin_that_a_change_replaces_is_not_compared(file):
     assert f"there is no file {file}: restore it" in str(refused.value)
     assert str(refused.value).endswith(f" problem.name=FOLDER/{file.name}:Saddle")
     expect_same_sources(stored | {"problem": "Saddle"})
+
+
+def test_a_users_problem_gets_the_data_folder_of_the_environment(monkeypatch):
+    """The readers of the package search it themselves, and other folders if it lacks a data set."""
+
+    folders = []
+
+    @mpifed.problem_settings
+    class Own(PackageSaddle):
+        def prepare(self, seed, data_dir=None):
+            folders.append(data_dir)
+            PackageSaddle.prepare(self, seed, data_dir)
+
+    monkeypatch.setenv("MPIFED_DATA", "~/data")
+    folder = os.path.expanduser("~/data")
+    assert data_folder(Own, None) == folder and data_folder(Own, "here") == "here"
+    assert data_folder(PackageSaddle, None) is None
+    mpifed.Simulation(Own(clients=2), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), comm=SerialComm())
+    assert folders == [folder]
 
 
 def test_a_missing_file_of_metrics_is_named_with_the_whole_list():
