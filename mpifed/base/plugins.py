@@ -46,8 +46,8 @@ from mpifed.base.settings import suggest
 
 __all__ = [
     "Plugin", "UserObject", "call_user_code", "data_folder", "digest_of", "digest_on_disk",
-    "expect_code_allowed", "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of", "plugin_of",
-    "plugins_of", "refused_code", "short_names",
+    "expect_code_allowed", "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of",
+    "plugin_of", "plugins_of", "refused_code", "short_names",
 ]  # fmt: skip
 
 #: Name of a module loaded from a file → digest of the source that was executed.
