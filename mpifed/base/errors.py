@@ -6,6 +6,7 @@ A missing optional library is such an error: it names the extra of ``setup.cfg``
 from __future__ import annotations
 
 import contextlib
+import linecache
 import re
 import reprlib
 import sys
@@ -171,9 +172,25 @@ _CAUSES = {
 }
 
 
+#: Schedules (:mod:`mpifed.core.schedules`) in the message that an operand is none of the expected types.
+_SCHEDULE = re.compile(r"\b(Constant|Cosine|Power|Squared|Steps)\b")
+
+
 def hint(error: Exception) -> str:
     """Return the likely cause of an error in user code, in parentheses; "" if unknown."""
-    return next((f" ({cause})" for part, cause in _CAUSES.items() if part in str(error)), "")
+    causes = [cause for part, cause in _CAUSES.items() if part in str(error)]
+    if isinstance(error, TypeError) and (schedule := _SCHEDULE.search(str(error))):
+        name = _attribute(error, schedule[1])
+        causes.append(f"self.{name} is a schedule: call self.{name}(t), with t = now.step(k) or now.round")
+    return f" ({causes[0]})" if causes else ""
+
+
+def _attribute(error: Exception, cls: str) -> str:
+    """Return the attribute of ``self``, an instance of a class of this name, in the line that has failed."""
+    (frame, number) = [*traceback.walk_tb(error.__traceback__)][-1]
+    names = re.findall(r"\bself\.(\w+)", linecache.getline(frame.f_code.co_filename, number))
+    own = frame.f_locals.get("self")
+    return next((name for name in names if type(getattr(own, name, None)).__name__ == cls), "eta")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ import importlib.util
 import inspect
 import json
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -44,9 +45,9 @@ from mpifed.base.paths import expand_home
 from mpifed.base.settings import suggest
 
 __all__ = [
-    "Plugin", "UserObject", "call_user_code", "digest_of", "digest_on_disk", "expect_code_allowed",
-    "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of", "plugin_of", "plugins_of",
-    "refused_code", "short_names",
+    "Plugin", "UserObject", "call_user_code", "data_folder", "digest_of", "digest_on_disk",
+    "expect_code_allowed", "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of",
+    "plugin_of", "plugins_of", "refused_code", "short_names",
 ]  # fmt: skip
 
 #: Name of a module loaded from a file → digest of the source that was executed.
@@ -435,6 +436,17 @@ def plugin_of(cls: type) -> Plugin | None:
         return None
     place, source = _place_of(cls)
     return Plugin(f"{place}:{cls.__qualname__}", source)
+
+
+def data_folder(cls: Any, data_dir: str | None) -> str | None:
+    """Return the data folder for ``prepare`` of a class of problems.
+
+    It is ``run.data_dir``, or else ``$MPIFED_DATA`` if ``prepare`` is user-defined. The readers of the
+    package search that folder and others if they get ``None``.
+    """
+    is_packaged = cls.prepare.__module__.startswith("mpifed.")
+    default = "" if is_packaged else os.environ.get("MPIFED_DATA", "")
+    return expand_home(default) if default and data_dir is None else data_dir
 
 
 def _place_of(defined: Any) -> tuple[str, str]:

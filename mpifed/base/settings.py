@@ -56,8 +56,10 @@ _MISSING = {"missing", "missing_argument"}
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 #: Maximum number of options that a message lists, and of similar options that it lists if there are more.
 MAX_OPTIONS, MAX_CLOSE = 30, 5
-#: Maximum number of places of a setting that a message lists.
+#: Maximum number of places of a setting that a message lists, and of settings that begin with a given name.
 MAX_PLACES = 3
+#: Minimum length of such a beginning.
+MIN_PREFIX = 3
 #: Settings of other packages → names of settings here, or words in the descriptions of settings.
 SYNONYMS = {
     **dict.fromkeys(("lr", "learning_rate", "stepsize", "step_size"), "step size"),
@@ -235,7 +237,8 @@ def as_table(value):
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Return the end of an error message: the option most similar to ``name``, and the list of options.
+    """Return the end of an error message: the options that begin with ``name``, or else the option most
+    similar to it, and the list of options.
 
     A long list is shortened to the most similar options.
     """
@@ -243,7 +246,9 @@ def suggest(name: str, options: Iterable[str]) -> str:
     lower = {option.lower(): option for option in options}
     # Truncated, because comparing a text of a megabyte takes minutes; no option is as long as the limit.
     short = truncate(name).lower()
-    close = [option for option in lower if _abbreviates(short, option)]
+    begun = [option for option in lower if len(short) >= MIN_PREFIX and option.startswith(short)]
+    begun = begun if len(begun) <= MAX_PLACES else []
+    close = begun + [option for option in lower if _abbreviates(short, option)]
     close = [*dict.fromkeys(close + difflib.get_close_matches(short, lower, n=MAX_CLOSE))]
     if not options:
         return "(it has no settings)"
@@ -252,7 +257,8 @@ def suggest(name: str, options: Iterable[str]) -> str:
             return "see `mpifed list`"
         options = [*(lower[option] for option in close), "..., see `mpifed list`"]
     names = ", ".join(options)
-    return f"did you mean {lower[close[0]]!r}? (options: {names})" if close else f"expected one of {names}"
+    likely = " or ".join(repr(lower[option]) for option in begun or close[:1])
+    return f"did you mean {likely}? (options: {names})" if likely else f"expected one of {names}"
 
 
 def _abbreviates(short: str, name: str) -> bool:

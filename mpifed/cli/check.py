@@ -35,18 +35,18 @@ from mpifed.algorithms import (
 )
 from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError, ContractError, hint, short_repr
-from mpifed.base.plugins import is_user_defined
+from mpifed.base.plugins import data_folder, is_user_defined
 from mpifed.base.settings import problem_settings, suggest
 from mpifed.cli.catalogue import example
 from mpifed.config.job import Config
 from mpifed.config.plugins import find_class
-from mpifed.config.tables import apply_override
+from mpifed.config.tables import apply_overrides
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.derivative_checks import DERIVATIVES, difference, probe_of
 from mpifed.core.problem import Minimax, Minimisation, Problem, is_analytic
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
-from mpifed.core.streams import generator
+from mpifed.core.streams import generator, seeded_globals
 from mpifed.core.validation import START, Case, Check, NotChecked
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.problems import (
@@ -144,6 +144,34 @@ def problems_for(method: Algorithm) -> dict[str, Problem]:
     }
 
 
+#: Functions of a problem that read data.
+_LOADING = ("prepare", "read_once")
+
+
+class _Prepared:
+    """Replaces ``prepare`` of a problem: copies the state of a problem that has read its data."""
+
+    def __init__(self, problem: Problem, state: dict):
+        self.problem, self.state = problem, state
+
+    def __call__(self, seed: int, data_dir: str | None = None) -> None:
+        vars(self.problem).update(copy.deepcopy(self.state))
+
+    def __deepcopy__(self, memo: dict) -> _Prepared:
+        return _Prepared(memo[id(self.problem)], self.state)
+
+
+def _loaded(problem: Problem, state: dict) -> Problem:
+    """Return a copy of a problem whose runs do not read its data again."""
+    copied = copy.deepcopy(problem)
+    vars(copied).update(zip(_LOADING, (_Prepared(copied, state), _read_nothing)))
+    return copied
+
+
+def _read_nothing(data_dir: str | None = None) -> None:
+    """Replaces ``read_once``: :class:`_Prepared` does not call it."""
+
+
 def _config(case: Case, folder: str, participation=None, **settings) -> Config:
     """Return a short job on the CPU; ``settings`` belong to [run]."""
     table = dict(dtype=str(case.dtype).removeprefix("torch."), device="cpu", reduction="exact", group=1)
@@ -196,7 +224,10 @@ def _groups(tolerance: float, case: Case) -> Iterator[str]:
 
 
 def _repeated(case: Case) -> list[str]:
-    return differ(run_case(case), run_case(case))
+    again = copy.deepcopy(case.problem)
+    for name in _LOADING:  # the second run reads its data itself
+        vars(again).pop(name, None)
+    return differ(run_case(case), run_case(replace(case, problem=again)))
 
 
 def runnable(subject: Algorithm | Problem) -> tuple[Problem, Algorithm]:
@@ -380,8 +411,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         ConfigError: there is no such class, or it cannot be constructed from the settings.
     """
     table: dict = {}
-    for text in settings:
-        apply_override(table, text)
+    apply_overrides(table, settings)
     subject = _construct(name, table)
     method = isinstance(subject, Algorithm)
     report = Report(inspect.getsourcefile(type(subject)), printed=comm.rank == 0)
@@ -413,17 +443,26 @@ def _check_method(method: Algorithm, report: Report) -> None:
 
 
 def _check_problem(problem: Problem, report: Report) -> None:
+    states: dict[torch.dtype, dict] = {}
+
     @functools.cache
     def prepared(dtype: torch.dtype) -> Case:
         expect_constants(problem)
         copied = copy.deepcopy(problem)
-        copied.prepare(0)
+        with seeded_globals(0):  # as in a run
+            copied.prepare(0, data_folder(type(problem), None))
+        with contextlib.suppress(Exception):  # a user's objects may not support copies
+            states[dtype] = copy.deepcopy(vars(copied))
         rounding = 1e-9 if dtype == torch.float64 else 1e-3
         return Case(copied, dtype=dtype, batch_size=ROWS, rounding=rounding)
 
+    def runs(dtype: torch.dtype) -> Case:
+        given, method = runnable(problem)
+        return Case(_loaded(given, states[dtype]) if dtype in states else given, method, dtype)
+
     if all(report.run([check], prepared) for check in START):
         report.run([*DERIVATIVES[problem.family], METRICS], prepared)
-        report.run(PROBLEM_RUNS, partial(Case, *runnable(problem)))
+        report.run(PROBLEM_RUNS, runs)
 
 
 def _check_ranks(subject: Algorithm | Problem, sound: bool, comm: SerialComm, report: Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from mpifed.base.paths import expand_home
 from mpifed.cli.options import HomePath, allow_code_option, complete_name
 from mpifed.cli.output import echo
 from mpifed.storage.files import expect_writable, is_figure
+
+if TYPE_CHECKING:
+    from mpifed.config.job import Config
 
 __all__ = ["info", "list_", "schema"]
 
@@ -51,7 +55,8 @@ def info(name, overrides, out, ranks, nodes, cite):
 
     For a job file, show which client has how many samples of each class, as a table and a figure, and the
     memory, the communication and the checkpoints of a run on --ranks ranks of --nodes nodes: one client
-    executes the first rounds. KEY=VALUE changes settings of the job.
+    executes the first rounds. KEY=VALUE changes settings of the job. Of a [sweep], this is the first run; of
+    a [tune], the run of the first method with its costliest settings.
     """
     if name.endswith(".toml"):
         if cite:
@@ -68,7 +73,6 @@ def info(name, overrides, out, ranks, nodes, cite):
 def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, nodes: int) -> None:
     """Show the samples of each client, and the expected costs of a run."""
     from mpifed.cli.expected_costs import print_costs
-    from mpifed.config.job import Config
     from mpifed.report.client_samples import prepared_class_counts, print_counts, write_figure
     from mpifed.simulation.state import expect_constants
 
@@ -77,7 +81,8 @@ def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, n
     job = expand_home(job)
     figure = Path(out) if out else Path(job).with_suffix(".clients.png")
     expect_writable(figure, is_figure)
-    config = Config.load(job, overrides)
+    config, which = _config_of(job, list(overrides))
+    echo(which) if which else None
     expect_constants(config.problem)
     print_costs(config, ranks, nodes)  # prepares the problem; later, its memory would include the figure
     if samples := prepared_class_counts(config):
@@ -85,6 +90,29 @@ def _show_job(job: str, overrides: Sequence[str], out: str | None, ranks: int, n
         print_counts(samples)
         write_figure(samples, figure)
         echo(figure)
+
+
+def _config_of(job: str, overrides: list[str]) -> tuple[Config, str]:
+    """Return the configuration of a job, and "", or that of one of several runs, and a sentence about it.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is wrong.
+    """
+    from mpifed.config.grids import variant_tables
+    from mpifed.config.job import Config
+    from mpifed.config.tables import read_job
+    from mpifed.config.tuning import tuning
+
+    table = read_job(job, overrides)
+    if "tune" in table:
+        search = tuning(job, overrides)
+        number, title = len(search.studies), search.studies[0].title
+        return search.config, f"[tune] has {number} searches; the costliest settings of the first, {title}:\n"
+    if "sweep" in table:
+        tables = variant_tables(job, overrides)
+        name, first = next(iter(tables.items()))
+        return Config.from_table(first), f"[sweep] has {len(tables)} runs; the first, {name}:\n"
+    return Config.load(job, overrides), ""
 
 
 @click.command()

@@ -43,6 +43,8 @@ _SBATCH = {
     "mail-user": "Address for mail",
     "mail-type": "Events that cause mail, e.g. END,FAIL",
 }
+#: Pattern and description of --mem. Slurm takes a number for MB; 0 is the whole memory of a node.
+_MEMORY = (r"0|\d+[KMGTkmgt]\w*", "a size with a unit, e.g. 64G, or 0 for all memory")
 #: Own options that have the same name in sbatch.
 _OWN = ("gpus-per-node", "time", "partition")
 #: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
@@ -171,7 +173,7 @@ def _expect_command(ctx, parameter, text: str) -> str:
 def _sbatch_options(command):
     """Add options that are passed to sbatch unchanged."""
     for name, text in reversed(_SBATCH.items()):
-        kind = HomePath(readable=False) if name == "output" else str
+        kind = {"output": HomePath(readable=False), "mem": _matching(*_MEMORY)}.get(name, str)
         command = click.option(f"--{name}", metavar="TEXT", type=kind, help=f"{text} (sbatch).")(command)
     return command
 

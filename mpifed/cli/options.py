@@ -20,6 +20,8 @@ __all__ = [
     "is_quiet", "job_argument", "part_option", "report_option", "verbosity",
 ]  # fmt: skip
 
+#: Options of launchers for the number of ranks.
+_RANKS = ("-n", "-np", "--np", "--ranks")
 _REMEDY = "read the code, then add --allow-code"
 
 
@@ -39,6 +41,9 @@ class JobCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if self.name != "launch" and (launched := _under_mpirun(ctx.command_path.split(), words)):
+                launcher = "The number of ranks is an option of the launcher"
+                raise click.UsageError(f"{error.message} {launcher}: {shlex.join(launched)}") from None
             if fixed := _as_settings(words, error.option_name):
                 command = shlex.join([*ctx.command_path.split(), *fixed])
                 raise click.UsageError(f"{error.message} A setting has no dashes: {command}") from None
@@ -57,6 +62,16 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _under_mpirun(command: list[str], words: list[str]) -> list[str]:
+    """Return a command with arguments that contain the launcher's option, as a command under mpirun."""
+    number = next((k for k, word in enumerate(words) if word in _RANKS), None)
+    if number is None:
+        return []
+    has_value = words[number + 1 : number + 2] and words[number + 1].isdecimal()
+    rest = words[number + 1 + bool(has_value) :]
+    return ["mpirun", "-n", words[number + 1] if has_value else "N", *command, *words[:number], *rest]
 
 
 def _as_settings(words: list[str], option: str) -> list[str]:

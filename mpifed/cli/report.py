@@ -29,7 +29,10 @@ def _names(text: str) -> tuple[str, ...]:
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=HomePath(), metavar="FOLDER...")
 @click.option("--out", type=HomePath(), default="report", help="Folder of the page, figures and tables.")
-@click.option("--metric", help="Metric that selects the best settings.  [default: the first metric]")
+@click.option(
+    "--metric",
+    help="Metric that selects the best settings.  [default: that of `mpifed tune`, or the first metric]",
+)
 @click.option(
     "--best",
     "by",

@@ -87,7 +87,7 @@ def _print_space(tuning: Tuning, plans: Sequence[Plan]) -> None:
     for study in studies:
         space = {key: str(domain) for key, domain in study.space.open.items()}
         space = space or {"": "nothing is searched: one run with each seed"}
-        names = [study.method, *[""] * (len(space) - 1)]
+        names = [f"{study.method} ({len(study.space.open)} searched)", *[""] * (len(space) - 1)]
         rows += [*zip(names, space, space.values()), None]
     print_table(("method", "setting", "searched"), rows)
     tune, rounds = tuning.tune, studies[0].rounds
@@ -119,8 +119,11 @@ def _print_results(tuning: Tuning, results: Sequence[SearchResult | None]) -> No
         row = ["not done yet", "", "", ""]
         if result is not None:
             settings = ", ".join(f"{key} = {value}" for key, value in result.settings.items())
+            settings = settings if result.improves else "none is better than the starting point"
             calls = f"{result.spent:,} of {result.budget:,}"
             row = [settings, f"{result.value:.5g}", str(len(result.tried)), calls]
-        rows.append([*([study.task] if tasks else []), study.method, *row])
-    print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
+        searched = str(len(study.space.open))
+        rows.append([*([study.task] if tasks else []), study.method, searched, *row])
+    names = (*(["task"] if tasks else []), "method", "searched settings", "best settings")
+    print_table((*names, metrics, "tried", "calls"), rows)
     echo(tuning.out / BEST)

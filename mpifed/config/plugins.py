@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from mpifed.base.plugins import (
     plugin_of,
 )
 from mpifed.base.settings import build, settings_of, suggest, title
+from mpifed.config.tables import to_toml
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
 
@@ -130,13 +132,17 @@ def expect_same_sources(table: dict) -> None:
         table: the stored settings with the user's changes. A plugin that a change replaces is skipped.
 
     Raises:
-        ConfigError: a source has changed, or a plugin cannot be imported again.
+        ConfigError: a source has changed or is missing, or a plugin cannot be imported again.
     """
-    for section, stored in table.get("plugins", {}).items():
+    kept = {
+        section: stored
+        for section, stored in table.get("plugins", {}).items()
+        if stored["name"] == _name_in(table, section)
+    }
+    if moved := [_missing(table, section) for section, stored in kept.items() if _is_missing(stored["name"])]:
+        raise ConfigError("\n".join(moved))
+    for section, stored in kept.items():
         name, digest = stored["name"], stored["digest"]
-        settings = functools.reduce(_child, section.split("."), table)
-        if name != (settings.get("name") if isinstance(settings, dict) else settings):
-            continue
         place, _, attribute = name.rpartition(":")
         not_importable = place == "__main__" or "<locals>" in attribute or is_instance(name)
         current = "" if not_importable else digest_on_disk(place)
@@ -150,6 +156,31 @@ def expect_same_sources(table: dict) -> None:
                 f"{_sentence(section, name, digest, current)}: undo the change, or start over with `mpifed "
                 "run` and run.overwrite=true"
             )
+
+
+def _name_in(table: dict, section: str):
+    """Return the name of the object in a section such as "algorithm", "problem.model" or "metrics.0"."""
+    settings = functools.reduce(_child, section.split("."), table)
+    return settings.get("name") if isinstance(settings, dict) else settings
+
+
+def _is_missing(name: str) -> bool:
+    place = name.rpartition(":")[0]
+    return place.endswith(".py") and not is_instance(name) and not os.path.exists(place)
+
+
+def _missing(table: dict, section: str) -> str:
+    """Return the message that the file of a plugin is missing, with the change that names another file."""
+    name = _name_in(table, section)
+    end = name.rpartition("/")[2]
+    change = f"{section}.name=FOLDER/{end}"
+    if section.startswith("metrics."):
+        names = [part if isinstance(part, str) else part["name"] for part in table["metrics"]]
+        change = f"'metrics={to_toml([f'FOLDER/{end}' if other == name else other for other in names])}'"
+    return (
+        f"{section} {end}: there is no file {name.rpartition(':')[0]}: restore it, or resume the run with "
+        f"its new folder: {change}"
+    )
 
 
 def _child(table, key: str):

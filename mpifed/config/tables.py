@@ -20,8 +20,8 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "as_text", "expect_bounded", "loads", "apply_override", "parse_value", "read_job", "read_table",
-    "set_key", "to_toml", "toml_key", "toml_settings",
+    "as_text", "expect_bounded", "loads", "apply_override", "apply_overrides", "parse_value", "read_job",
+    "read_table", "set_key", "to_toml", "toml_key", "toml_settings",
 ]  # fmt: skip
 
 #: Maximum depth of nested tables and lists. A sweep over a plugin's nested lists has half as many.
@@ -77,8 +77,7 @@ def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
         ConfigError: the file cannot be read, or a change is invalid.
     """
     table = read_table(path)
-    for text in overrides:
-        apply_override(table, text)
+    apply_overrides(table, overrides)
     expect_bounded(table)
     return table
 
@@ -164,6 +163,37 @@ def toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else to_toml(key)
 
 
+def apply_overrides(table: dict, texts: Iterable[str]) -> None:
+    """Apply ``key=value`` changes in their order. A later change of a key replaces an earlier one.
+
+    Raises:
+        ConfigError: as for :func:`apply_override`, or the shell has split a table or a list into its parts.
+    """
+    texts = list(texts)
+    _expect_whole(texts)
+    for text in texts:
+        apply_override(table, text)
+
+
+def _expect_whole(texts: list[str]) -> None:
+    """Raise a :class:`ConfigError` if a shell has expanded braces: ``a={b=1,c=2}`` to ``a=b=1 a=c=2``."""
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        values.setdefault(key.strip(), []).append(value)
+    for key, given in values.items():
+        parts = [value.partition("=") for value in given]
+        of_table = all(name.isidentifier() and equals for name, equals, _ in parts)
+        of_list = key.startswith("sweep.") and not any(value.lstrip().startswith("[") for value in given)
+        if len(given) > 1 and (of_table or of_list):
+            table = {name: parse_value(value) for name, _, value in parts}
+            whole = to_toml(table if of_table else [parse_value(value) for value in given])
+            raise ConfigError(
+                f"{truncate(key)} is given {len(given)} times, as {truncate(' and '.join(given))}: a shell "
+                f"expands braces, so quote the argument: '{truncate(key)}={truncate(whole)}'"
+            )
+
+
 def apply_override(table: dict, text: str) -> None:
     """Set the value of a setting from a text ``section.key=value``.
 
@@ -171,6 +201,7 @@ def apply_override(table: dict, text: str) -> None:
         ConfigError: the text has another form, or a parent of the key is not a table.
     """
     key, equals, value = text.partition("=")
+    key = re.sub(r"""(["'])(.*?)\1""", r"\2", key)  # sweep."algorithm.q", as in a job file
     if not equals or not key.strip():
         raise ConfigError(f"expected KEY=VALUE, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}")
     if _numbers(value):
@@ -191,13 +222,16 @@ def apply_override(table: dict, text: str) -> None:
 def set_key(table: dict, key: str, value) -> None:
     """Set a dotted key. Where a table is needed, a name such as "FGDA" becomes ``{ name = "FGDA" }``.
 
+    A table may have the dotted key itself, as [sweep] has "algorithm.q".
+
     Raises:
         ConfigError: a parent of the key is not a table.
     """
-    *path, last = key.split(".")
-    if len(path) > MAX_DEPTH:
+    path = key.split(".")
+    if len(path) > MAX_DEPTH + 1:
         raise ConfigError(f"cannot set {truncate(key)}: tables are nested more than {MAX_DEPTH} deep")
-    for part in path:
+    while len(path) > 1 and ".".join(path) not in table:
+        part = path.pop(0)
         if isinstance(table.get(part), str):
             table[part] = {"name": table[part]}
         table = table.setdefault(part, {})
@@ -205,6 +239,7 @@ def set_key(table: dict, key: str, value) -> None:
             raise ConfigError(
                 f"cannot set {truncate(key)}: expected {truncate(part)} to be a table or a name"
             )
+    last = ".".join(path)
     if isinstance(table.get(last), dict) and isinstance(value, str):
         value = {"name": value}
     table[last] = value

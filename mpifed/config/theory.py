@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.plugins import call_user_code
+from mpifed.base.plugins import call_user_code, data_folder
 from mpifed.base.settings import default_of, flatten, is_number, settings_of, suggest
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, Noise, StudentT
@@ -164,7 +164,7 @@ def _constants_of_problem(table: dict, problem: Problem) -> dict[str, float]:
     seed, data_dir = table.get("seed", 0), run.get("data_dir") if isinstance(run, dict) else None
 
     def measure() -> dict[str, float]:
-        prepared.prepare(seed if isinstance(seed, int) else 0, data_dir)
+        prepared.prepare(seed if isinstance(seed, int) else 0, data_folder(type(problem), data_dir))
         return prepared.constants()
 
     name = type(problem).__name__

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from mpifed.base.console import Console
 from mpifed.base.log import escape_control, escape_mathtext
+from mpifed.base.plugins import data_folder
 from mpifed.config.job import Config, ConfigError
 from mpifed.core.problem import listed_clients, sizes_of
 from mpifed.storage.files import PNG_METADATA, is_figure, writing
@@ -63,7 +64,7 @@ def class_counts(config: Config) -> ClassCounts | None:
         ConfigError: the data cannot be read or partitioned.
     """
     try:
-        config.problem.prepare(config.seed, config.run.data_dir)
+        config.problem.prepare(config.seed, data_folder(type(config.problem), config.run.data_dir))
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     return prepared_class_counts(config)

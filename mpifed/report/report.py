@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.text import Text
 
 from mpifed.base.console import Console
+from mpifed.base.log import warning
 from mpifed.base.paths import expect_output_folder
 from mpifed.base.settings import suggest
+from mpifed.core.metrics import VALIDATION
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import AXES, curves, paper_figure
 from mpifed.report.labels import Labels, setting_cells, whole_setting_cells
@@ -32,14 +35,21 @@ from mpifed.report.tables import (
 from mpifed.storage.files import (
     REPORT_FILES,
     REPORT_MARK,
+    SEARCH_RESULT,
+    TRIALS,
+    TRIED,
     expect_own,
     expect_writable,
     is_paper,
+    open_file,
     replacing,
 )
 from mpifed.storage.results import find_runs, load
 
 __all__ = ["Paper", "report"]
+
+#: A curve with fewer evaluations causes a warning if it is drawn for a paper.
+MIN_POINTS = 5
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ class Paper:
         names = Labels.read(self.labels, chosen, known, axes) if self.labels else Labels()
         writers: dict[Path, Callable[[Path], object]] = {}
         if self.figure:
+            _warn_of_short_curves(chosen, metrics)
             writers[self.figure] = paper_figure(chosen, self.figure, self.width, metrics, self.x, names)
         if self.latex:
             text = table(chosen, rule, metrics, names)
@@ -90,6 +101,21 @@ class Paper:
         for path in writers:
             expect_writable(path, is_paper)
         return writers
+
+
+def _warn_of_short_curves(chosen: Sequence[Setting], metrics: Sequence[str]) -> None:
+    counts = {
+        setting.name: min(
+            len(setting.curve(metric).rounds) for metric in metrics if metric in setting.metrics
+        )
+        for setting in chosen
+        if {*metrics} & {*setting.metrics}
+    }
+    if short := {name: count for name, count in counts.items() if count < MIN_POINTS}:
+        names = ", ".join(f"{name} ({count})" for name, count in short.items())
+        warning(
+            f"curves of fewer than {MIN_POINTS} evaluations: {names}; a smaller run.eval_every gives more"
+        )
 
 
 def report(
@@ -106,6 +132,7 @@ def report(
         out: folder for ``report.html``, ``curves.png`` (if there are metrics), ``table.txt``, ``table.csv``
             with a row per run, and for several runs ``settings.csv`` with a row for all runs that differ only
             in the seed.
+        rule: by default, the metric is that of the search by `mpifed tune` whose folder contains the runs.
         paper: figure and table for a paper.
         console: the console on which the report is printed; by default standard output.
 
@@ -118,6 +145,7 @@ def report(
             could not be written.
     """
     out, settings = Path(expect_output_folder(out)), settings_of([load(path) for path in find_runs(places)])
+    rule = replace(rule, metric=rule.metric or _tuned_metric(settings))
     rule.check(settings)
     expect_own(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)
@@ -139,6 +167,29 @@ def report(
         others = len(files) - len(failed)
         raise ValueError(f"{'; '.join(failed)}; the other {others} files were written")
     return [*files]
+
+
+def _tuned_metric(settings: Sequence[Setting]) -> str | None:
+    """Return the metric by which a search has selected the settings of all runs, on the test split if it was
+    one of validation data; ``None`` if there is none, or if there are several."""
+    runs = [run for setting in settings for run in setting.runs]
+    searches = [next((one for one in run.folder.parents if (one / TRIED).is_file()), None) for run in runs]
+    tuned = {
+        metric for search in {*searches} for metric in (_metrics_of_search(search) if search else {None})
+    }
+    metric = tuned.pop() if len(tuned) == 1 else None
+    column = next((setting.metrics[metric] for setting in settings if metric in setting.metrics), None)
+    return column.metric if column and column.split == VALIDATION else metric if column else None
+
+
+def _metrics_of_search(folder: Path) -> set[str]:
+    """Return the metrics by which the finished searches in a folder of `mpifed tune` have selected."""
+    metrics = set()
+    for levels in ("*", "*/*"):  # methods, or tasks and methods
+        for path in (folder / TRIALS).glob(f"{levels}/{SEARCH_RESULT}"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError), open_file(path) as file:
+                metrics.add(str(json.load(file)["metric"]))
+    return metrics
 
 
 def _write(file: Path, write: Callable[[Path], object], signature: Callable[[bytes], bool] | None) -> str:

@@ -140,7 +140,8 @@ class _Run:
             self.recorder = Recorder(simulation, comm)
             board = [TensorBoard(run.out)] if comm.rank == 0 and run.tensorboard else []
         self.callbacks = Callbacks([*board, *callbacks], simulation, self.recorder, comm, self.folder.path)
-        self.interval = evaluation_interval(self.config, simulation.scored_rows)
+        size = sum(self.config.problem.variables().sizes.values())
+        self.interval = evaluation_interval(self.config, simulation.scored_rows, size)
         if run.is_reproducible:
             warn_if_machines_differ(comm, simulation.device)
         if prescription := prescription_of(self.config.theory):

@@ -21,7 +21,7 @@ from mpifed.base.versions import versions
 from mpifed.config.grids import Variant
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
-from mpifed.config.tables import apply_override, read_table
+from mpifed.config.tables import apply_overrides, read_table
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.callbacks import expect_callbacks
@@ -207,8 +207,7 @@ def _expect_valid(stored: StoredSettings, folder: Path) -> None:
 def _override(table: dict, overrides: Sequence[str]) -> None:
     if isinstance(overrides, str):
         raise ConfigError(f"expected a list of changes, e.g. ['rounds=20'], got the text {overrides!r}")
-    for text in overrides:
-        apply_override(table, text)
+    apply_overrides(table, overrides)
 
 
 def _collective(comm: SerialComm, function: Callable[[], T]) -> T:

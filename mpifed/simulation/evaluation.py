@@ -32,19 +32,24 @@ INTERVAL, POINTS = 10, 20
 #: Maximum share of a run's time for evaluations; number of rows that are scored in the time of one row's
 #: gradient (a forward pass, and a backward pass of twice its time).
 SHARE, ROWS_PER_GRADIENT = 0.1, 3
+#: Maximum number of scored rows times parameters of a cheap evaluation, which takes well below a second on a
+#: core if every parameter is used once per row.
+CHEAP = 2e9
 
 
-def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> int:
+def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int], size: int) -> int:
     """Return the number of rounds between evaluations: as set, or by the numbers of rounds and samples.
 
     A run has at least :data:`POINTS` evaluations, one every :data:`INTERVAL` rounds if it is long, as far as
-    they take at most :data:`SHARE` of its time. The costs are counted from the job alone and not measured,
+    they take at most :data:`SHARE` of its time. Cheap evaluations, of which :data:`POINTS` take seconds, may
+    take more, so that short runs have curves. The costs are counted from the job alone and not measured,
     because the evaluated rounds are part of the results. Full gradients use all training rows, compared with
     which the held-out rows are few. Stationarity measures cost more than a round: they are evaluated every
     :data:`INTERVAL` rounds.
 
     Args:
         rows: number of rows that an evaluation scores, by split.
+        size: number of parameters of the problem.
     """
     if config.run.eval_every:
         return config.run.eval_every
@@ -57,6 +62,8 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int]) -> 
     cohort = config.participation.expected_reports(clients)
     gradients = cohort * local_steps(method) * method.calls_per_step * batch
     costly = math.ceil(scored / (ROWS_PER_GRADIENT * SHARE * gradients)) if gradients else 1
+    if scored * size <= CHEAP:
+        costly = min(costly, config.rounds // POINTS)
     return max(shortest, costly)
 
 

@@ -82,8 +82,8 @@ class ExecutionOptions(ParallelOptions):
         None,
         ge=1,
         description="rounds between evaluations, in addition to the first and the last round; default: 10, "
-        "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring the samples "
-        "would take more than a tenth of the run",
+        "fewer in runs of fewer than 200 rounds, so that curves have 20 points, more if scoring many samples "
+        "or a large network would take more than a tenth of the run",
     )
     evaluate_on: Selection[tuple[Literal["train", "clients"], ...]] = Field(
         (),

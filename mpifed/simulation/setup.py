@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
-from mpifed.base.plugins import plugins_of
+from mpifed.base.plugins import data_folder, plugins_of
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import Problem, as_family, data_read, has_sizes, sizes_of, user_problem
 from mpifed.core.streams import seeded_globals
@@ -82,7 +82,7 @@ def prepare(
         user_code_errors(name),
         reading,
     ):
-        problem.prepare(config.seed, config.run.data_dir)
+        problem.prepare(config.seed, data_folder(type(problem), config.run.data_dir))
         expect_memory(config, comm, device, sharing)
         check_problem(
             problem,
@@ -111,7 +111,7 @@ def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -
 
     def read() -> Any:
         with default_dtype(dtype), user_code_errors(type(problem).__name__):
-            return problem.read_once(config.run.data_dir)
+            return problem.read_once(data_folder(type(problem), config.run.data_dir))
 
     return data_read(problem, read_once_per_node(comm, read))
 
@@ -129,7 +129,7 @@ def read_files(config: SimulationSettings) -> Files:
         seeded_globals(config.seed),
         user_code_errors(type(problem).__name__),
     ):
-        problem.prepare(config.seed, config.run.data_dir)
+        problem.prepare(config.seed, data_folder(type(problem), config.run.data_dir))
     return files | problem.files
 
 

@@ -85,9 +85,13 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     rows = np.zeros(
         header["round"] + 1, row_type(len(header["metrics"]), header["recorded"], header["sizes"]["dtype"])
     )
-    with contextlib.suppress(OSError), open_file(folder / HISTORY_FILE) as file:
-        file.seek(len(HISTORY_MAGIC))
-        file.readinto(rows)
+    state = "is damaged or of another run"
+    try:
+        with open_file(folder / HISTORY_FILE) as file:
+            file.seek(len(HISTORY_MAGIC))
+            file.readinto(rows)
+    except OSError as error:
+        state = f"cannot be read ({error.strerror or error})"
     rounds, numbers = rows["costs"][:, 0], np.arange(len(rows))
     valid = (rows["check"] == _checksums(rows)) & (np.isnan(rounds) | (rounds == numbers))
     # Rows of another run with the same sizes are valid, too, but its round took another time.
@@ -98,7 +102,7 @@ def read(folder: Path, header: Mapping) -> tuple[dict[str, np.ndarray], list[int
     damaged = numbers[~valid].tolist()
     restored = _restore(rows, damaged, folder, header) if damaged else []
     lost = sorted({*damaged} - {*restored})
-    reason = f"{folder / HISTORY_FILE} is damaged or of another run"
+    reason = f"{folder / HISTORY_FILE} {state}"
     if restored:
         warning(f"{reason}: rounds {format_ranges(restored, ' to ')} are read from {RUN_FILE}")
     if lost:

@@ -388,7 +388,8 @@ def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
             yield source, file
     # HDF5 raises many types of errors for damaged files.
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        fixable = file.name == RUN_FILE and checkpoints(file.parent)
+        forbidden = isinstance(error, PermissionError)
+        fixable = file.name == RUN_FILE and checkpoints(file.parent) and not forbidden
         command = f"`mpifed resume {shlex.quote(str(file.parent))}`"
         hint = f"; {command} writes it again from the newest checkpoint" if fixable else ""
         raise ValueError(f"{file} is not a readable run file: {error}{hint}") from error

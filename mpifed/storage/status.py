@@ -37,6 +37,8 @@ __all__ = ["Status", "is_run", "status", "find_statuses", "with_searches"]
 
 #: Maximum size in bytes of a checkpoint and all parts that is read. Larger ones are identified by name only.
 MAX_READ = 16 * 2**20
+#: Why a run without results and checkpoints cannot be continued.
+_NO_CHECKPOINT = "it ended before its first checkpoint, or had run.checkpoint_every = 0"
 #: Number of rounds at the end of a history that determine the speed of a run.
 RECENT = 100
 
@@ -207,16 +209,19 @@ def _state(
         run, error: content of the results file, or why it cannot be read.
     """
     if lock_holder.holds:
-        return "running", lock_holder.text, {}
+        unknown = "" if run or files else "; its round is unknown before a checkpoint"
+        return "running", lock_holder.text + unknown, {}
     if lock_holder.holds is None:
         return "running?", f"{lock_holder.text}, unless it was killed", {}
     if run and run.end and (not files or _round(files) <= run.last_round):
         return "failed" if run.diverged else "finished", run.stopped, {}
+    readable = all(os.access(path, os.R_OK) for path in (folder / RUN_FILE, *files) if path.exists())
+    invalid = "damaged" if readable else "unreadable"
     if not files:
-        return ("damaged", error, {}) if error else ("failed", "it ended before its first checkpoint", {})
+        return (invalid, error, {}) if error else ("failed", _NO_CHECKPOINT, {})
     round, config, complaints = _resumable(files)
     if round is None:
-        return "damaged", complaints[0], {}
+        return invalid, complaints[0], {}
     hint = f"`mpifed resume {shlex.quote(str(folder))}` continues from round {round}"
     return "stopped", "; ".join([hint, *complaints, *([error] if error else [])]), config
 

@@ -17,7 +17,7 @@ from mpifed.config.tables import toml_key, toml_settings
 from mpifed.config.tuning import Study, Tuning
 from mpifed.report.statistics import ranking_key
 from mpifed.storage.files import SEARCH_RESULT, TRIALS, TRIED, replacing
-from mpifed.tuning.search import Search
+from mpifed.tuning.search import ROUNDING, Search
 
 __all__ = ["BEST", "SEED_OFFSET", "SearchResult", "discard", "read", "result_of", "store", "write_tables"]
 
@@ -40,6 +40,7 @@ class SearchResult:
         budget, spent: oracle calls.
         warnings: sentences.
         tried: one row per setting: bracket, settings, rounds, seeds, value, oracle calls.
+        improves: whether ``value`` is better than the metric at the starting point.
     """
 
     metric: str
@@ -51,6 +52,7 @@ class SearchResult:
     spent: int
     warnings: list[str]
     tried: list[list]
+    improves: bool = True
 
 
 def result_of(search: Search, metric: str) -> SearchResult:
@@ -60,16 +62,20 @@ def result_of(search: Search, metric: str) -> SearchResult:
     for trial in search.trials:
         last = trial.values(trial.rounds)
         rows.append([trial.bracket, trial.settings, trial.rounds, len(last), _mean(last), trial.calls])
+    value, start = _mean(values), search.preview.start.get(metric, math.nan)
+    is_same = math.isclose(value, start, rel_tol=ROUNDING)
+    improves = not (is_same or search.sign * value > search.sign * start)  # True if one of them is NaN
     return SearchResult(
         metric,
         best.settings,
-        _mean(values),
+        value,
         len(values),
         sum(not math.isfinite(value) for value in values),
         search.budget,
         search.spent,
-        _warnings(search),
+        _warnings(search, f"{metric} = {value:g}", "" if improves else f"{metric} = {start:g}"),
         rows,
+        improves,
     )
 
 
@@ -78,11 +84,26 @@ def _mean(values: Sequence[float]) -> float:
     return math.nan if diverged or not math.isfinite(mean) else mean
 
 
-def _warnings(search: Search) -> list[str]:
+def _warnings(search: Search, found: str, start: str) -> list[str]:
+    """Return the warnings of a search.
+
+    Args:
+        found: the best value.
+        start: the value at the starting point if the best value is no better, else "".
+    """
     best, messages = search.best, []
     if any(not math.isfinite(value) for value in best.values(search.rungs[-1])):
         messages.append(
             "no setting that was tried has finite values, at points in the problem's sets, with every seed"
+        )
+    elif search.tied > 1:
+        messages.append(
+            f"{search.tied} of {len(search.trials)} settings tie at {found}: more rounds or another metric "
+            "(tune.metric) may distinguish them"
+        )
+    if start:
+        messages.append(
+            f"no setting that was tried is better than the starting point, {start}: the best value is {found}"
         )
     for key, beyond in search.extensions().items():
         searched: Range = search.open[key]
@@ -164,7 +185,8 @@ def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
         lines += [
             "",
             f"# {study.title}: {result.metric} = {result.value:.6g}, mean over {result.runs} seed(s); "
-            f"{len(result.tried)} setting(s) tried, {result.spent:,} of {result.budget:,} oracle calls spent",
+            f"{len(study.space.open)} setting(s) searched, {len(result.tried)} combination(s) tried, "
+            f"{result.spent:,} of {result.budget:,} oracle calls spent",
             *(f"# Warning: {text}." for text in result.warnings),
             "[[sweep]]",
             *toml_settings({"seed": seeds, **_as_choices(study.settings), "algorithm": algorithm}),

@@ -14,6 +14,7 @@ runs are distributed over ranks.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from mpifed.report.statistics import ranking_key
 from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
 from mpifed.tuning.trials import Preview, Request, TrialOutcome
 
-__all__ = ["Search", "Trial", "rung_rounds"]
+__all__ = ["ROUNDING", "Search", "Trial", "rung_rounds"]
 
 #: Reduction factor: the best 1 / 3 continues to the next rung, which has 3 times the rounds.
 REDUCTION_FACTOR = 3
@@ -36,6 +37,8 @@ BRACKET_SIZES = (9, 5, 4)
 INITIAL_BRACKETS, RESERVED_SHARE = 2, 0.25
 #: Radius of the neighbourhood of the best point in decades, and the factor by which it shrinks every time.
 NEIGHBOURHOOD, SHRINK_FACTOR = 0.5, 0.5
+#: Relative difference of means that are equal: means over different numbers of seeds differ by rounding.
+ROUNDING = 1e-12
 #: Maximum number of attempts to replace proposed settings that are incompatible with each other.
 MAX_ATTEMPTS = 5
 
@@ -121,6 +124,13 @@ class Search:
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
         """Return the sort key of a trial: the number of runs without a finite value, then the mean."""
         return ranking_key(trial.values(rounds), self.sign < 0)
+
+    @property
+    def tied(self) -> int:
+        """Number of trials whose last values have the same mean as those of the best trial."""
+        failed, least = self.rank(self.best, self.rungs[-1])
+        ranks = [self.rank(trial, trial.rounds) for trial in self.trials]
+        return sum(count == failed and math.isclose(mean, least, rel_tol=ROUNDING) for count, mean in ranks)
 
     def extensions(self) -> dict[str, Range]:
         """Return the decade beyond the range of each setting whose best value is at the end of its range."""

@@ -69,12 +69,14 @@ class Preview:
         first_calls: oracle calls of the start and round 1, with the largest integer settings.
         later_calls: oracle calls of every later round.
         columns: columns of the history by name.
+        start: values of the metrics at the starting point of the first seed.
         data: digests of the data files by name.
     """
 
     first_calls: int
     later_calls: int
     columns: dict[str, Column]
+    start: dict[str, float] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -126,7 +128,7 @@ def _preview(study: Study, settings: dict[str, Any], comm: SerialComm) -> Previe
     simulation = Simulation.from_settings(study.config(settings), comm)
     with simulation:
         simulation.start()
-        simulation.evaluate()
+        start = simulation.evaluate()
         simulation.step()
         first_calls = simulation.costs.oracle_calls
         simulation.step()
@@ -134,6 +136,7 @@ def _preview(study: Study, settings: dict[str, Any], comm: SerialComm) -> Previe
         first_calls,
         simulation.costs.oracle_calls - first_calls,
         simulation.columns,
+        start,
         digests(simulation.files),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from commands import output_of
 from verdicts import failures
 
 from mpifed.cli.check import SAME_IN_GROUPS
@@ -310,3 +311,33 @@ def test_one_wrong_entry_of_one_client(entry, message):
 def test_a_violated_contract_ends_the_check(verdicts):
     (line,) = failures(verdicts(LOSS, "(errors**2).mean()", "errors**2"))
     assert line.endswith("float64: loss() has the shape [2], expected a scalar")
+
+
+SLOW = """
+LOADED = []
+
+@dataclass
+class Problem(Minimisation):
+    clients: int = 3
+
+    def prepare(self, seed, data_dir=None):
+        LOADED.append(1)
+        print(f"loaded {len(LOADED)} times")
+        self.rows = [torch.from_numpy(np.random.rand(5 + k, 3)) for k in range(self.clients)]
+
+    def variables(self):
+        return Blocks(x={"x": (3,)})
+
+    def client_data(self, client):
+        return (self.rows[client],)
+
+    def loss(self, x, batch):
+        return ((batch[0] @ x["x"] - 1) ** 2).mean()
+"""
+
+
+def test_data_are_read_once_per_precision_and_once_again(tmp_path):
+    """The second of two equal runs reads them again, which finds data that differ between runs."""
+    (tmp_path / "slow.py").write_text(HEADER + SLOW)
+    printed = output_of("check", f"{tmp_path}/slow.py:Problem")
+    assert "loaded 3 times" in printed and "loaded 4 times" not in printed and "FAILS" not in printed

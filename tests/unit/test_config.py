@@ -200,7 +200,7 @@ def test_long_values_are_shortened_in_messages():
      "LocalSGDA.q: Input should be greater than or equal to 1, got 0"),
     (lambda: LocalSGDA(q=1, eta_x=1), "LocalSGDA.eta_y is missing: it has no default"),
     (lambda: LocalSGDA(q=1, eta_x=1, eta_y=1, eta=2),
-     "LocalSGDA has no setting 'eta': did you mean 'eta_y'?"),
+     "LocalSGDA has no setting 'eta': did you mean 'eta_x' or 'eta_y'?"),
     (lambda: LocalSGDA(1, 1, 1, 7),
      "LocalSGDA has 3 settings (q, eta_x, eta_y), got another value, 7"),
     (lambda: AdaFGDA(q=1, matrix="adm"), "AdaFGDA.matrix: unknown matrix 'adm': did you mean 'adam'?"),
@@ -273,6 +273,9 @@ def test_a_class_with_fixed_settings_has_its_own_name_and_family():
     ({"noise": "gaussian"}, "noise.scale=0.5", {"noise": {"name": "gaussian", "scale": 0.5}}),
     ({"noise": {"name": "gaussian", "scale": 1}}, "noise=stable", {"noise": {"name": "stable"}}),
     ({"noise": "gaussian"}, "noise=stable", {"noise": "stable"}),
+    # [sweep] has dotted names, in quotes.
+    ({"sweep": {"algorithm.q": [1]}}, """sweep."algorithm.q"=[5, 6]""", {"sweep": {"algorithm.q": [5, 6]}}),
+    ({"sweep": {"algorithm.q": [1]}}, "sweep.algorithm.q=[5]", {"sweep": {"algorithm.q": [5]}}),
     ({"o": {"noise": "gaussian"}}, "o.noise.scale=1", {"o": {"noise": {"name": "gaussian", "scale": 1}}}),
 ])  # fmt: skip
 def test_overrides_set_dotted_keys(table, change, changed):

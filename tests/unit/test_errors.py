@@ -4,11 +4,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from launch import launch
 from runfiles import decay, write
 
 from mpifed.base.errors import PluginError, user_code_errors
 from mpifed.cli.main import _warn_idle, main
+from mpifed.core.schedules import Constant, Cosine
 
 #: Number of lines of a screen.
 SCREEN = 24
@@ -83,13 +85,20 @@ COMMANDS = [
      "all settings of the algorithm: algorithm=LocalSGDA algorithm.q=... algorithm.eta_x=..."),
     ("run job.toml q=5", "did you mean 'algorithm.q'?"),
     ("run job.toml algorithm.name=FGAD", "unknown algorithm 'FGAD'", "did you mean 'FGDA'?", "mpifed list"),
-    ("run auc.toml problem.dataset=cifar", "unknown data set 'cifar'", "'cifar10'?"),
+    ("run auc.toml problem.dataset=cifar", "unknown data set 'cifar'", "'cifar10' or 'cifar100'"),
     ('run own.toml algorithm={name="FedAvg"}', "algorithm.eta is missing", "mpifed info FedAvg"),
     ("run auc.toml problem.partition=dirichlet", "alpha is missing", "mpifed info dirichlet"),
     ("run job.toml --ressume must", "Did you mean '--resume'?"),
     ("job.toml rounds=5", "expected a command, got a job file: mpifed run job.toml rounds=5"),
     ("run --rounds 5 job.toml", "No such option '--rounds'", " run job.toml rounds=5"),
     ("run job.toml --batch-size=5", " run job.toml oracle.batch_size=5"),
+    ("run job.toml -n 2 rounds=5", "option of the launcher: mpirun -n 2 ", "mpifed run job.toml rounds=5"),
+    ("launch job.toml --mem 64", "expected a size with a unit, e.g. 64G, or 0 for all memory, got '64'"),
+    # What bash makes of algorithm={name="FedAvg",K=1} and of sweep.seed={0,1}:
+    ("run job.toml algorithm=name=FedAvg algorithm=K=1", "algorithm is given 2 times",
+     "quote the argument: 'algorithm={ name = \"FedAvg\", K = 1 }'"),
+    ("sweep job.toml sweep.seed=0 sweep.seed=1", "quote the argument: 'sweep.seed=[0, 1]'"),
+    ("run job.toml personalize.step=0.1", "did you mean 'step_size' or 'steps'?"),
     ("launch job.toml --nodelist n1", "--extra --nodelist=VALUE"),
     ("run job.toml seed=1,2", "expected one value of seed, got 1,2", "`mpifed sweep JOB 'sweep.seed=[1,2]'`"),
     ("ran job.toml", "Did you mean 'run'?"),
@@ -265,3 +274,15 @@ def test_the_clients_of_an_error(clients, named):
     message = f"^f failed in round 1 for client{named}: "
     with pytest.raises(PluginError, match=message), user_code_errors("f", 1, "round", clients):
         raise ZeroDivisionError
+
+
+def test_a_schedule_used_as_a_number_is_named():
+    class Pull:
+        K, eta, mu = 3, Constant(0.1), Cosine(0.1, 10)
+
+        def step(self, x):
+            return self.K * x - self.eta(1) * x - self.mu * x
+
+    message = r"\(self.mu is a schedule: call self.mu\(t\), with t = now"
+    with pytest.raises(PluginError, match=message), user_code_errors("Pull.step"):
+        Pull().step(torch.ones(2))

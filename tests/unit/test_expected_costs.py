@@ -17,6 +17,14 @@ from mpifed.problems import Saddle
 from mpifed.simulation.expected_costs import expected_costs
 from mpifed.simulation.simulation import Simulation
 
+TUNE = """
+[[tune.methods]]
+name = "SCAFFOLD"
+K = [1, 2]
+[[tune.methods]]
+name = "SCAFFOLD"
+K = 2
+"""
 #: A problem for each method.
 PROBLEM_OF = dict(reversed(PAIRS))
 JOB = """
@@ -99,3 +107,13 @@ def test_impossible_options(tmp_path):
         "info", job, "--ranks", 2, "--nodes", 3
     )
     assert "--ranks and --nodes are for job files" in error_of("info", "run", "--ranks", 2)
+
+
+def test_the_first_run_of_a_sweep_and_of_a_search(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    printed = output_of("info", tmp_path / "job.toml", "sweep.participation.cohort=[4, 8]")
+    assert printed.startswith("[sweep] has 2 runs; the first, cohort=4:\n\nExpected costs on 1 rank")
+    assert "4 in a round" in printed
+    (tmp_path / "tune.toml").write_text("\n".join(JOB.splitlines()[2:]) + TUNE)
+    printed = output_of("info", tmp_path / "tune.toml")
+    assert printed.startswith("[tune] has 2 searches; the costliest settings of the first, SCAFFOLD:")

@@ -248,7 +248,7 @@ NAMES = "expected a name, or several names separated by commas, got "
     (["--extra", "--"], "'--' is not an option"),
     (["--extra", "#SBATCH"], "the line is empty"),
     (["--extra", ""], "the line is empty"),
-    (["--mem", "4\n#SBATCH -n9"], "must not contain line breaks"),
+    (["--qos", "4\n#SBATCH -n9"], "must not contain line breaks"),
     (["--extra", "--a='1\nrm'"], "must not contain line breaks"),
     (["--extra", "account=abc"], "expected an option of sbatch, e.g. --exclude=node7, got 'account=abc'"),
     (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),

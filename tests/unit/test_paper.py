@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -146,6 +147,25 @@ def test_special_characters_of_latex_are_escaped():
     assert escape(r"a_b & 5% #1 {x} $y$ ~^\ ") == (
         r"a\_b \& 5\% \#1 \{x\} \$y\$ \textasciitilde{}\textasciicircum{}\textbackslash{} "
     )
+
+
+def test_settings_are_selected_by_the_metric_of_their_search(runs):
+    folder = runs.parent
+    (folder / "tried.csv").touch()
+    for name, metric in (("FGDA", "auc"), ("CDMA", "auc")):
+        (folder / "trials" / name).mkdir(parents=True)
+        (folder / "trials" / name / "tried.json").write_text(json.dumps({"metric": metric}))
+    report(runs, "--latex", folder / "a.tex")
+    assert "& auc" in (folder / "a.tex").read_text() and "error" not in (folder / "a.tex").read_text()
+    report(runs, "--latex", folder / "a.tex", "--metric", "error")
+    assert "& error" in (folder / "a.tex").read_text()
+
+
+def test_curves_of_few_evaluations_cause_a_warning(runs):
+    words, figure = "warning: curves of fewer than 5 evaluations", runs.parent / "a.svg"
+    assert words not in report(runs, "--figure", figure)
+    write(runs / "short", "Short", every=10, error=[3, 2, 1])
+    assert f"{words}: Short (3); a smaller run.eval_every gives more" in report(runs, "--figure", figure)
 
 
 def test_cite_prints_only_bibtex(runs):

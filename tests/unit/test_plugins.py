@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import mpifed
 from mpifed import Config, ConfigError
 from mpifed.algorithms import LocalSGDA
-from mpifed.base.plugins import plugin_of
+from mpifed.base.plugins import data_folder, plugin_of
 from mpifed.base.settings import title
 from mpifed.cli.main import main
 from mpifed.config.plugins import changed_sources, expect_same_sources, find_class, name_of
@@ -223,7 +224,7 @@ def test_a_run_cannot_be_resumed_with_another_source(file, tmp_path, monkeypatch
     mpifed.run(Config.load(job, ["run.overwrite=true"]), SerialComm())
     file.unlink()
     text = command_line(monkeypatch, capsys, "resume", out, "rounds=6")
-    assert f"problem {file}:Saddle cannot be imported again" in text, text
+    assert f"there is no file {file}: restore it" in text, text
 
 
 def test_a_local_class_is_continued_from_python_only(tmp_path):
@@ -246,9 +247,39 @@ def test_a_local_class_is_continued_from_python_only(tmp_path):
 def test_a_plugin_that_a_change_replaces_is_not_compared(file):
     stored = Config.from_table(table(f"{file}:Saddle")).table()
     file.unlink()
-    with pytest.raises(ConfigError, match="cannot be imported again"):
+    with pytest.raises(ConfigError) as refused:
         expect_same_sources(stored)
+    # The named change is that of `mpifed resume`.
+    assert f"there is no file {file}: restore it" in str(refused.value)
+    assert str(refused.value).endswith(f" problem.name=FOLDER/{file.name}:Saddle")
     expect_same_sources(stored | {"problem": "Saddle"})
+
+
+def test_a_users_problem_gets_the_data_folder_of_the_environment(monkeypatch):
+    """The readers of the package search it themselves, and other folders if it lacks a data set."""
+
+    folders = []
+
+    @mpifed.problem_settings
+    class Own(PackageSaddle):
+        def prepare(self, seed, data_dir=None):
+            folders.append(data_dir)
+            PackageSaddle.prepare(self, seed, data_dir)
+
+    monkeypatch.setenv("MPIFED_DATA", "~/data")
+    folder = os.path.expanduser("~/data")
+    assert data_folder(Own, None) == folder and data_folder(Own, "here") == "here"
+    assert data_folder(PackageSaddle, None) is None
+    mpifed.Simulation(Own(clients=2), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), comm=SerialComm())
+    assert folders == [folder]
+
+
+def test_a_missing_file_of_metrics_is_named_with_the_whole_list():
+    metrics = ["auc", {"name": "/gone/mine.py:error"}]
+    table = {"plugins": {"metrics.1": {"name": "/gone/mine.py:error", "digest": "0"}}, "metrics": metrics}
+    with pytest.raises(ConfigError) as refused:
+        expect_same_sources(table)
+    assert str(refused.value).endswith("""'metrics=["auc", "FOLDER/mine.py:error"]'""")
 
 
 def test_classes_without_a_source_are_never_equal():

@@ -105,6 +105,10 @@ def test_settings_are_validated_like_a_job(problem, method, settings, error):
         mpifed.Simulation(problem(clients=4), method(K=1, eta=0.1), **settings)
 
 
+#: Number of parameters of a network that is expensive to evaluate.
+LARGE = 10**8
+
+
 def evaluated(folder="run", q=1, batch_size=2, cohort=None, rounds=70, **run) -> mpifed.Config:
     return mpifed.Config.from_table({
         "rounds": rounds,
@@ -127,20 +131,29 @@ def evaluated(folder="run", q=1, batch_size=2, cohort=None, rounds=70, **run) ->
     (dict(eval_every=3, batch_size=2), 3),
 ])  # fmt: skip
 def test_the_evaluation_interval_follows_from_rounds_scored_rows_and_rows_of_gradients(settings, expected):
-    assert evaluation_interval(evaluated(**settings), {"test": 359}) == expected
+    assert evaluation_interval(evaluated(**settings), {"test": 359}, LARGE) == expected
+
+
+@pytest.mark.parametrize("rounds, size, expected", [
+    (54, 10**5, 2), (19, 10**5, 1), (70, 10**6, 3), (2000, 10**5, 60), (70, 10**7, 60),
+])  # fmt: skip
+def test_cheap_evaluations_give_short_runs_twenty_points(rounds, size, expected):
+    """359 rows times the number of parameters are cheap up to 2e9; longer runs have more points anyway."""
+    assert evaluation_interval(evaluated(rounds=rounds), {"test": 359}, size) == expected
 
 
 def test_the_evaluation_interval_of_full_gradients_and_of_measures():
     # 3235 rows are scored in the time of 1079 gradients; a round has 1438, a tenth of which is 144.
     config = evaluated(batch_size=0)
     rows = {"test": 359, "train": 1438, "clients": 1438}
-    assert evaluation_interval(config, rows) == 8
+    assert evaluation_interval(config, rows, LARGE) == 8
     measured = config.model_copy(update={"measures": StationarityOptions(of=("phi",))})
-    assert evaluation_interval(measured, {"test": 359}) == 10
+    assert evaluation_interval(measured, {"test": 359}, 1) == 10
 
 
 def test_a_run_counts_the_scored_rows(tmp_path):
-    assert mpifed.run(evaluated(tmp_path / "run"), COMM).history["round"] == [0, 60, 70]
+    run = mpifed.run(evaluated(tmp_path / "run", rounds=1500), COMM)
+    assert run.history["round"] == [*range(0, 1500, 60), 1500]
 
 
 def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart():

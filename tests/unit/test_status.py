@@ -23,6 +23,7 @@ from mpifed.cli import status as command_line
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
+from mpifed.storage import hdf5
 from mpifed.storage import status as module
 from mpifed.storage.files import PART_MAGIC, SCRIPT_HEAD, assignment_lines
 from mpifed.storage.results import load
@@ -86,6 +87,7 @@ def test_a_running_run(stopped):
     assert (seen.state, seen.method, seen.problem) == ("running", "AdaFGDA", "Saddle")
     assert (seen.round, seen.rounds, seen.metric[0]) == (6, ROUNDS, "error")
     assert seen.reason.startswith("process ") and seen.age >= 0 and seen.pace > 0
+    assert "unknown" not in seen.reason
     assert 0 <= seen.left <= (ROUNDS - 6) / seen.pace
 
 
@@ -103,7 +105,9 @@ def test_a_killed_run(killed):
     for path in killed.glob("checkpoint-*"):
         path.unlink()
     seen = status(killed)
-    assert (seen.state, seen.reason) == ("failed", "it ended before its first checkpoint")
+    assert (seen.state, seen.reason) == (
+        "failed", "it ended before its first checkpoint, or had run.checkpoint_every = 0",
+    )  # fmt: skip
 
 
 def test_a_finished_run_and_its_extension(tmp_path):
@@ -140,6 +144,28 @@ def test_a_damaged_results_file(killed, tmp_path, spoil):
     spoil(folder / "run.h5")
     assert status(folder).state == "damaged" and status(folder).reason.startswith("run.h5 cannot be read: ")
     assert status(folder).age is not None
+
+
+def test_files_without_permission_are_not_called_damaged(killed, monkeypatch):
+    """Root may read all files, so the refusals of the system are simulated."""
+
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(hdf5, "open_file", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for path in (killed / "checkpoint-00000006.h5", killed / "run.h5"):
+        seen = status(killed)
+        assert seen.state == "unreadable" and f"{path.name} cannot be " in seen.reason
+        assert "Permission denied" in seen.reason
+        for file in killed.glob("checkpoint-*"):
+            file.unlink()
+
+
+def test_a_run_without_checkpoints(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(module, "holder", lambda folder: locks.Holder("process 1", True))
+    assert status(tmp_path / "run").reason == "process 1; its round is unknown before a checkpoint"
 
 
 def test_damaged_checkpoints(killed):

@@ -158,6 +158,21 @@ def test_ranges_are_extended_if_the_best_value_is_at_the_end(best, end):
     assert not result_of(finished, "m").warnings
 
 
+@pytest.mark.parametrize("value, start, says", [
+    (0.0, 0.5, "7 of 7 settings tie at m = 0: more rounds or another metric"),
+    (0.5, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is m"),
+    (0.7, 0.5, "no setting that was tried is better than the starting point, m = 0.5: the best value is m"),
+])  # fmt: skip
+def test_ties_and_searches_without_an_improvement_are_reported(value, start, says):
+    finished = search(lambda *_: value, {"eta": Choice((1, 2, 3, 4, 5, 6, 7))}, runs=30)
+    finished.preview = Preview(1, 1, {}, {"m": start})
+    result = result_of(finished, "m")
+    assert any(text.startswith(says) for text in result.warnings), result.warnings
+    assert result.improves == (value < start)
+    finished = search(lambda settings, *_: settings["eta"], {"eta": Choice((1, 2, 3))})
+    assert result_of(finished, "m").warnings == []
+
+
 def test_small_spaces_are_exhausted():
     finished = search(lambda s, *_: s["a"], {"a": Choice((3, 1, 2))}, runs=30)
     assert (
