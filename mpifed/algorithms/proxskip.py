@@ -49,6 +49,7 @@ class _ProxSkip(Algorithm):
         default="random", description="local steps per round: random with mean 1/p, or always 1/p, an integer"
     )
 
+    example = {"p": 0.25}
     family = "operator"
     partial_participation = False
     constrained = False

@@ -20,7 +20,7 @@ from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "d749af9ecaad8e70"
+DECLARED = "265de2cbaed1642b"
 
 
 def info(*words) -> str:
