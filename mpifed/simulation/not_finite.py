@@ -44,7 +44,7 @@ _NO_CLIENT = np.iinfo(np.int64).max
 #: If averages are at least this large, a non-finite value is attributed to divergence.
 _LARGE = 1e3
 #: Types of step sizes, and the beginning of the descriptions of others, which are plain numbers.
-_STEP_SIZES = (Rate, PositiveRate, PositiveRate | None)
+_STEP_SIZES = (Rate, PositiveRate, Rate | None, PositiveRate | None)
 _STEP_SIZE = re.compile(r"(\w+ )?step size\b")
 
 
