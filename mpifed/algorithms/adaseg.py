@@ -39,6 +39,7 @@ class LocalAdaSEG(Algorithm):
     D: float = Field(gt=0, description="diameter D of the set")
     alpha: float = Field(default=1.0, gt=0, description="factor α of the step sizes")
 
+    example = {"G_0": 1.0, "D": 1.0}
     source = "Liao et al. 2024, LocalAdaSEG"
     cites = ("liao2024localadaseg",)
     family = "operator"

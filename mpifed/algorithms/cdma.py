@@ -123,8 +123,8 @@ class CDMAONE(_Collecting):
 class CDMAADA(_Collecting):
     """CDMA-ADA: (u, v) is a recursive (STORM) estimator, updated by the cohort of each round."""
 
-    eta_x: float = Field(ge=0, description="η_0 of x, a number, because the method has the schedule η_t")
-    eta_y: float = Field(ge=0, description="η_0 of y, a number, because the method has the schedule η_t")
+    eta_x: float = Field(ge=0, description="step size η_0 of x, a number because of the schedule η_t")
+    eta_y: float = Field(ge=0, description="step size η_0 of y, a number because of the schedule η_t")
     alpha: float = Field(
         default=0.95,
         gt=0,

@@ -49,7 +49,7 @@ class AdaMFCGD(Algorithm):
     """AdaMFCGD: STORM on every level, with an adaptive matrix that is updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: Rate = Field(default=0.1, description="step size γ")
+    gamma: Rate = Field(default=0.001, description="step size γ")
     eta: Rate = Field(default=1.0, description="step η_t, multiplies γ")
     alpha: StormWeight = Field(default=0.1, description="weight α_{t+1} of the fresh value in h")
     beta: StormWeight = Field(default=0.1, description="weight β_{t+1} of the fresh Jacobian in u")
@@ -141,5 +141,6 @@ def _bounded(value: torch.Tensor, bound: float, axes: int) -> torch.Tensor:
 class MFCGD(AdaMFCGD):
     """MFCGD: AdaMFCGD with A_t = I."""
 
+    gamma: Rate = Field(default=0.01, description="step size γ")
     matrix: Matrix = Field(default="identity", init=False)
     first_matrix: FirstMatrix = Field(default="identity", init=False)

@@ -210,7 +210,7 @@ class FedNestComposition(Algorithm):
 
     source = "Tarzanagh et al. 2022, FedNest for compositions"
     cites = ("tarzanagh2022fednest",)
-    example = {"T": 1, "tau": 1}
+    example = {"T": 1, "tau": 1, "beta": 1.0}
     family = "composition"
     paper_cost = "up and down 2 T p + p + 2D (p = size of g); 2 T + 3 phases; T + 2 evaluations per round"
     shared = Record(x="x", y="u", q="u", v="u", h="x")

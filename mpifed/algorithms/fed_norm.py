@@ -31,8 +31,11 @@ from mpifed.base.settings import hyperparameters
 from mpifed.core.device import to_device
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
+from mpifed.core.sets import BlockMirror, Entropy, IndicatorOf
 
 __all__ = ["AFL", "FedNormSGDA", "FedNormSGDAPlus"]
+
+_ENTROPY = Entropy()
 
 
 @hyperparameters
@@ -47,6 +50,7 @@ class _FedNorm(UnequalSteps):
         default=1.0, description="weights of the local steps: r for 1, r, r², ..., or a list"
     )
     tau_eff: float | None = Field(default=None, gt=0, description="effective steps; default: mean of τ_i")
+    mirror: BlockMirror = Field(default="euclidean", init=False)
 
     cites = ("sharma2023fednorm",)
     projects = "server"
@@ -78,7 +82,12 @@ class _FedNorm(UnequalSteps):
     def global_step(self, now, shared, mean):
         scale = sampling_scale(now) * (self.tau_eff or float(np.mean(self.tau)))
         shared.x = now.sets.x(shared.x - scale * self.gamma_x(now.round) * mean.gx)
-        shared.y = now.sets.y(shared.y + scale * self.gamma_y(now.round) * mean.gy)
+        step = scale * self.gamma_y(now.round) * mean.gy
+        if self.mirror == "entropy":
+            simplex = IndicatorOf(now.sets.y)
+            shared.y = _ENTROPY(_ENTROPY.dual(shared.y, simplex) + step, 1.0, simplex)
+        else:
+            shared.y = now.sets.y(shared.y + step)
 
 
 @hyperparameters
@@ -129,8 +138,10 @@ class AFL(FedNormSGDA):
     * *Draw of a domain.* A variant of the paper draws one client by λ for the gradient in x. Here, every
       client of the cohort computes a gradient, which is weighted by λ.
     * *Output.* As in the paper, the averages of x and λ over the rounds.
-    * *Other implementations* bound λ from below by .001, reduce γ_λ by a constant factor per round, or use
-      multiplicative weights. None of this is part of the paper.
+    * *Exponentiated gradient.* ``mirror = "entropy"`` is mirror ascent on the simplex, λ_i ← λ_i exp(γ_λ g_i),
+      normalised: the update of AgnosticFedAvg (Ro et al. 2021), whose domains are the clients here.
+    * *Other implementations* bound λ from below by .001, or reduce γ_λ by a constant factor per round. Neither
+      is part of the paper.
     """
 
     tau: int = Field(default=1, init=False)
@@ -138,9 +149,12 @@ class AFL(FedNormSGDA):
     eta_y: Rate = Field(default=0.0, init=False)
     a: float = Field(default=1.0, init=False)
     tau_eff: None = Field(default=None, init=False)
+    mirror: BlockMirror = Field(
+        default="euclidean", description="step of λ: projected gradient, or entropy: exponentiated gradient"
+    )
 
     source = "Mohri, Sivek & Suresh 2019"
-    cites = ("mohri2019afl",)
+    cites = ("mohri2019afl", "ro2021agnostic")
     paper_cost = "up |x| and 1 number; down |x| and |λ|; 1 phase; 1 gradient per round"
     output = "average"
     example = {}

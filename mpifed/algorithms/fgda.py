@@ -59,8 +59,8 @@ class AdaFGDA(Algorithm):
     """AdaFGDA: STORM with adaptive matrices that are updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
-    gamma: Rate = Field(default=0.1, description="step size γ of x")
-    lam: Rate = Field(default=0.1, description="step size λ of y")
+    gamma: Rate = Field(default=0.01, description="step size γ of x")
+    lam: Rate = Field(default=0.01, description="step size λ of y")
     eta: Rate = Field(default=1.0, description="mixing step η_t of both blocks")
     alpha: StormWeight = Field(default=0.1, description="weight α_{t+1} of the fresh gradient in v (y)")
     beta: StormWeight = Field(default=0.1, description="weight β_{t+1} of the fresh gradient in w (x)")
@@ -182,6 +182,8 @@ class AdaFGDA(Algorithm):
 class FGDA(AdaFGDA):
     """FGDA: AdaFGDA with A_t = I, B_t = I."""
 
+    gamma: Rate = Field(default=0.1, description="step size γ of x")
+    lam: Rate = Field(default=0.1, description="step size λ of y")
     matrix: Matrix = Field(default="identity", init=False)
     first_matrix: FirstMatrix = Field(default="identity", init=False)
 
@@ -193,6 +195,7 @@ class STEM(FGDA):
     sync_estimator: Literal["stem"] = Field(default="stem", init=False)
     first_estimators: Literal["average"] = Field(default="average", init=False)
     project_y: Literal["mixed"] = Field(default="mixed", init=False)
+    eta: Rate = Field(kw_only=True, description="step size η_t")
     gamma: Rate = Field(default=1.0, init=False)
     lam: Rate = Field(default=0.0, init=False)
     alpha: StormWeight = Field(default=0.1, init=False)

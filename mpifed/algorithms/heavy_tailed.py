@@ -61,6 +61,7 @@ class _HeavyTailed(Algorithm):
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
 
+    example = {"gamma_x": 0.1, "gamma_y": 0.1}
     paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient per step"
     partial_participation = False
     steps = "p"

@@ -14,11 +14,14 @@ Readings:
 * *Rounds.* A round consists of the steps until the coin is 1, so their number is geometric with mean 1/p. It
   is drawn from a stream of the round and is equal for all clients. ``period = "fixed"`` takes 1/p steps in
   every round; then the method is SCAFFOLD, option II, with all clients and a global step size of 1.
-* *Message.* The h_i sum to 0, so clients send x̂_i. They update h_i at the start of the next round.
+* *Message.* Clients send x̂_i and update h_i at the start of the next round. The server computes the mean of
+  the h_i, which is 0 without sets and φ.
 * *Start.* h_i = 0.
 * *Coins of ProxSkip-L-SVRGDA-FL.* Every client replaces its reference point w_i with probability q in every
   step, independently of other clients, by the point before the step.
-* *Sets.* The paper's proximal map is the average over the clients, so problems with sets are refused.
+* *Sets and φ.* The paper's proximal map is the average over the clients, that of the indicator function of
+  equal points. With the indicator functions of the set for every client, or φ, the proximal map of the sum
+  is the average, followed by the projection or by prox with weight γ/p. Local steps may leave the set.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from pydantic import Field
 
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.records import Record
+from mpifed.core.records import Record, not_sent
 
 __all__ = ["ProxSkipLSVRGDAFL", "ProxSkipVIPFL"]
 
@@ -49,11 +52,14 @@ class _ProxSkip(Algorithm):
         default="random", description="local steps per round: random with mean 1/p, or always 1/p, an integer"
     )
 
+    example = {"p": 0.25}
     family = "operator"
     partial_participation = False
-    constrained = False
+    composite = True
+    projects = "server"
     steps = "mean_steps"
-    shared = Record(z="z")
+    #: ``h`` is the mean of the h_i.
+    shared = Record(z="z", h=not_sent("z"))
     message = Record(z="z")
 
     def __post_init__(self):
@@ -75,6 +81,11 @@ class _ProxSkip(Algorithm):
         """Update h_i for the synchronisation at the end of the previous round."""
         if now.round > 1:
             client.h += self.p / self.gamma * (shared.z - client.z)
+
+    def server_round(self, now, shared, mean):
+        weight = self.gamma / self.p
+        shared.z = now.prox(mean.z - weight * shared.h, weight)
+        shared.h += (shared.z - mean.z) / weight
 
 
 @hyperparameters

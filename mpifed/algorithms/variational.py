@@ -10,6 +10,8 @@ Readings:
 
 * *Samples.* The two operator values of a step use independent samples. ExtraSGD averages the values of b
   samples with the job's batch size.
+* *Step size of the extrapolation.* x = z - γ V(z; ξ) may have its own step size γ, as in Hsieh et al. 2020; by
+  default γ = η, as in the papers of these methods and in their theorems.
 * *Synchronisation.* LESGD in the paper averages x_t before the second operator value of a synchronising step,
   and z_t after it, in two phases. ``sync_extrapolation = false`` averages only z_t, as do LIPPAX, SLIPPAX and
   extra-step Local SGD.
@@ -85,7 +87,9 @@ class LSGD(_Local):
 
 @hyperparameters
 class ExtraStepLocalSGD(_Local):
-    """Extra-step Local SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'); only z is averaged."""
+    """Extra-step Local SGD: x = z - γ V(z; ξ), z ← z - η V(x; ξ'); only z is averaged."""
+
+    gamma: Rate | None = Field(default=None, description="step size γ of the extrapolation; default: eta")
 
     source = "Beznosikov et al. 2022"
     cites = ("beznosikov2022extragradient",)
@@ -93,7 +97,8 @@ class ExtraStepLocalSGD(_Local):
     calls_per_step = 2
 
     def extrapolate(self, t, z, oracle):
-        return oracle.sets.z(z - self.eta(t) * oracle.operator(z, oracle.sample()))
+        gamma = self.gamma or self.eta
+        return oracle.sets.z(z - gamma(t) * oracle.operator(z, oracle.sample()))
 
     def update(self, t, z, x, oracle):
         return oracle.sets.z(z - self.eta(t) * oracle.operator(x, oracle.sample()))
@@ -105,7 +110,7 @@ class ExtraStepLocalSGD(_Local):
 
 @hyperparameters
 class LESGD(ExtraStepLocalSGD):
-    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), both averaged at a synchronisation."""
+    """Local extra SGD: x = z - γ V(z; ξ), z ← z - η V(x; ξ'), both averaged at a synchronisation."""
 
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"
@@ -145,10 +150,11 @@ class LESGD(ExtraStepLocalSGD):
 
 @hyperparameters
 class ExtraSGD(Algorithm):
-    """Minibatch extragradient: x = z - η mean V(z; ξ), z ← z - η mean V(x; ξ'), over clients and samples."""
+    """Minibatch extragradient: x = z - γ mean V(z; ξ), z ← z - η mean V(x; ξ'), over clients and samples."""
 
     eta: Rate = Field(description="step size η")
     b: int = Field(default=1, ge=1, description="number of samples per client at each of the two points")
+    gamma: Rate | None = Field(default=None, description="step size γ of the extrapolation; default: eta")
 
     source = "Beznosikov, Samokhin & Gasnikov 2025"
     cites = ("beznosikov2025distributed",)
@@ -180,7 +186,8 @@ class ExtraSGD(Algorithm):
         message.V = self.value(shared.z, oracle)
 
     def server_extrapolate(self, now, shared, mean):
-        shared.x = now.sets.z(shared.z - self.eta(now.round) * mean.V)
+        gamma = self.gamma or self.eta
+        shared.x = now.sets.z(shared.z - gamma(now.round) * mean.V)
         shared.average += (shared.x - shared.average) / now.round
 
     def client_update(self, now, shared, client, message, oracle):

@@ -47,7 +47,7 @@ __all__ = [
     "Section", "Selection", "Speed", "Strict", "UserPath", "affecting", "as_table", "build", "choice",
     "config_errors", "default_of", "explain", "flatten", "hyperparameters", "is_number", "join_names",
     "json_schema", "options_in", "places_of", "problem_settings", "sections_of", "settings_of", "suggest",
-    "title",
+    "title", "type_hints",
 ]  # fmt: skip
 
 #: pydantic's types of the error that a required setting is missing.
@@ -222,6 +222,14 @@ def problem_settings(cls):
 def title(instance) -> str:
     """Return the displayed name of a method or a problem, that of its class."""
     return type(instance).__name__
+
+
+def type_hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class; none if one of a user-defined class cannot be evaluated."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:
+        return {}
 
 
 def as_table(value):

@@ -40,8 +40,8 @@ from mpifed.problems import PROBLEMS
 from mpifed.theory import THEOREMS, Theorem
 
 __all__ = [
-    "EXAMPLES", "GROUPS", "Group", "catalogue", "example", "print_catalogue", "print_citation", "print_info",
-    "settings_page",
+    "EXAMPLES", "GROUPS", "Group", "catalogue", "example", "example_line", "example_settings",
+    "print_catalogue", "print_citation", "print_info", "settings_page",
 ]  # fmt: skip
 
 
@@ -194,8 +194,8 @@ PROJECTED = {"clients": "clients", "server": "server, so clients may see differe
 TOP_LEVEL = [
     name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
 ]
-#: Values for settings without a default, by type.
-_PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Threshold", "Weight"), 0.1)}
+#: Values for settings without a default of objects that are not methods, by type.
+_PLAUSIBLE = {"int": 4, "float": 0.1}
 _PLAUSIBLE |= {"Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 
@@ -230,16 +230,20 @@ def print_catalogue(groups: dict[str, dict[str, str]]) -> None:
 def example(cls: type, settings: dict | None = None):
     """Construct an instance of a class of settings.
 
-    Settings without a default are taken from ``settings``, then from the class attribute ``example``; the
-    others are 4 (integers) or 0.01.
-
     Raises:
         ConfigError: the settings are wrong, or the class is not a dataclass.
+    """
+    return build(cls, example_settings(cls, settings), cls.__name__)
+
+
+def example_settings(cls: type, settings: dict | None = None) -> dict:
+    """Return ``settings``, the values of the class attribute ``example``, and values for the other settings
+    without a default: 4 for integers, else 0.01. The earlier of these has precedence.
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
     for field in _required(cls):
         filled.setdefault(field.name, 4 if field.type in (int, "int") else 0.01)
-    return build(cls, filled, cls.__name__)
+    return {name: filled.pop(name) for name in settings_of(cls) if name in filled} | filled
 
 
 def _required(cls) -> list[dataclasses.Field]:
@@ -311,21 +315,25 @@ def _print_group(group: Group) -> None:
     print_table(
         (group.singular, "description"), ((name, _summary(member)) for name, member in group.members.items())
     )
-    some = [text for name, obj in group.members.items() if (text := _example_line(group, name, obj))]
+    some = [text for name, obj in group.members.items() if (text := example_line(group, name, obj))]
     if some:
         echo(f"\nFor example: {max(some[:3], key=len)}")
     echo("The settings of each: mpifed info NAME")
 
 
-def _example_line(group: Group, name: str, obj) -> str:
+def example_line(group: Group, name: str, obj) -> str:
     """Return a line of a job file that selects an object, with its required settings; "" if there is none."""
     if not group.setting or (isinstance(obj, type) and not dataclasses.is_dataclass(obj)):
         return ""
-    examples, required = getattr(obj, "example", {}), {}
-    for field in _required(obj) if isinstance(obj, type) else ():
-        plausible = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
-        required[field.name] = examples.get(field.name, plausible)
-    return f"{group.setting} = {toml({'name': name, **required}) if required else toml(name)}"
+    if isinstance(obj, type) and issubclass(obj, Algorithm):
+        values = example_settings(obj)
+    else:
+        required = _required(obj) if isinstance(obj, type) else ()
+        values = {
+            field.name: _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
+            for field in required
+        }
+    return f"{group.setting} = {toml({'name': name, **values}) if values else toml(name)}"
 
 
 def print_citation(name: str) -> None:
@@ -389,7 +397,7 @@ def _print_object(name: str, group: str, obj) -> None:
     elif dataclasses.is_dataclass(obj):  # the reader of a data set
         values = ((field.name, str(getattr(obj, field.name))) for field in dataclasses.fields(obj))
         print_table(("setting", "value"), values)
-    if name in GROUPS[group].members and (text := _example_line(GROUPS[group], name, obj)):
+    if name in GROUPS[group].members and (text := example_line(GROUPS[group], name, obj)):
         echo(f"\nFor example: {text}\n")
     if isinstance(obj, type) and issubclass(obj, Algorithm):
         _print_method(example(obj))

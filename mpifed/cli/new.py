@@ -142,23 +142,20 @@ def job_text(method: str | None, problem: str | None, name: str) -> str:
 def _section_text(section: str, name: str) -> str:
     """Return a section with all settings of a class; settings with a default are comments."""
     from mpifed.base.settings import as_table, default_of
-    from mpifed.cli.catalogue import example
+    from mpifed.cli.catalogue import example_settings
     from mpifed.cli.schema import rows_of, toml
     from mpifed.config.plugins import find_class
 
     cls = find_class(name, section)
     fields = [field for field in dataclasses.fields(cls) if field.init]
-    values: dict = {}
-    if section == "problem":
-        names = {field.name for field in fields} - getattr(cls, "example", {}).keys()
-        values = {name: value for name, value in _VALUES.items() if name in names}
-    instance = example(cls, values)
+    names = {field.name for field in fields} - getattr(cls, "example", {}).keys()
+    shown = {name: value for name, value in _VALUES.items() if section == "problem" and name in names}
+    values = example_settings(cls, shown)
     effects = {row.name: row.effect for row in rows_of(cls)}
     lines = [f"[{section}]", f'name = "{name}"']
     for field in fields:
-        default = default_of(field)
-        required = field.name in values or default is dataclasses.MISSING
-        value = toml(as_table(getattr(instance, field.name) if required else default))
+        required = field.name in values
+        value = toml(as_table(values[field.name] if required else default_of(field)))
         setting = f"{'' if required else '# '}{field.name} = {'...' if value == 'unset' else value}"
         lines += _commented(setting, effects[field.name])
     return "\n".join([*lines, "", ""])

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from typing_extensions import TypeAliasType
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.settings import default_of, is_number, options_in, settings_of
+from mpifed.base.settings import default_of, is_number, options_in, settings_of, type_hints
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import Decay
@@ -206,7 +205,7 @@ def space_of(table: dict[str, Any]) -> Space:
 def _open_settings(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield dotted name and value, range or list of the settings in a table, then of omitted floats."""
     fields = settings_of(cls) if cls else {}
-    hints = _hints(cls) if cls else {}
+    hints = type_hints(cls) if cls else {}
     for key, value in given.items():
         yield from _given_setting(prefix + key, value, hints.get(key), fields.get(key))
     for key, field in fields.items():
@@ -319,10 +318,3 @@ def _members(hint) -> Mapping[str, Any]:
     """
     options = options_in(hint) if isinstance(hint, TypeAliasType) else ()
     return next((option.classes for option in options if not option.number), {})
-
-
-def _hints(cls) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except NameError:  # an annotation of a user-defined class cannot be evaluated
-        return {}

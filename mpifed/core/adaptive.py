@@ -101,7 +101,7 @@ class Adam(_Matrix):
     """
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     bias_correction: bool = Field(default=False, description="divide the moment by 1 - ϱ^n")
     state = ("block", "scalar")
 
@@ -126,7 +126,7 @@ class AdaBelief(_Matrix):
     """
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the belief")
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     belief_reference: Literal["zero", "initial"] = Field(
         default="zero", description="w' at the first synchronisation: 0, or the averaged initial estimator"
     )
@@ -147,7 +147,7 @@ class AMSGrad(_Matrix):
     """The running maximum of Adam's moment: â ← max(â, a), A = diag(√â + ρ)."""
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("block", "block")
 
     def __call__(self, moments: Moments, w, x, t):
@@ -165,7 +165,7 @@ class Norm(_Matrix):
     """
 
     vartheta: Decay = Field(default=0.9, description="decay ϑ_t of the norm")
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     root: bool = Field(default=False, description="average the squared norm and use its square root")
     state = ("scalar",)
     matrix_type = "scalar"
@@ -181,7 +181,7 @@ class Norm(_Matrix):
 class AdaGradNorm(_Matrix):
     """a ← a + ‖w‖², A = (√a + ρ) I: non-decreasing."""
 
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("scalar",)
     matrix_type = "scalar"
 
@@ -199,7 +199,7 @@ class BarzilaiBorwein(_Matrix):
     and matrices after Δx that is zero up to rounding, keep the previous quotient, which is 0 at first.
     """
 
-    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    rho: float = Field(default=0.1, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("block", "block", "scalar", "scalar")
     matrix_type = "scalar"
 

@@ -29,7 +29,7 @@ from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.numerics import scaled_norm, where_finite
 
 __all__ = [
-    "Ball", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf", "L1", "L1Box", "MIRRORS",
+    "Ball", "BlockMirror", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf", "L1", "L1Ball", "L1Box", "MIRRORS",
     "Mirror", "Nuclear", "PROXIMALS", "Proximal", "SETS", "Separable", "Set", "Sets", "Simplex", "Space",
     "Zero",
 ]  # fmt: skip
@@ -105,7 +105,19 @@ def _prefix_sums(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-SETS = {"space": Space, "ball": Ball, "box": Box, "simplex": Simplex}
+@hyperparameters
+class L1Ball:
+    """{v : Σ |v_j| ≤ radius}: the absolute values are projected onto the simplex (Duchi et al. 2008)."""
+
+    radius: float = Field(default=1.0, gt=0, description="radius in the ℓ1 norm")
+
+    def __call__(self, point: torch.Tensor) -> torch.Tensor:
+        size = point.abs()
+        outside = size.sum(-1, keepdim=True) > self.radius
+        return torch.where(outside, point.sign() * Simplex(self.radius)(size), point)
+
+
+SETS = {"space": Space, "ball": Ball, "l1_ball": L1Ball, "box": Box, "simplex": Simplex}
 
 #: A set by name, table or instance.
 Set: Any = choice("set", SETS)
@@ -208,7 +220,7 @@ class Nuclear:
 class Indicator:
     """φ = 0 on a closed convex set, otherwise ∞: the projection, for every weight."""
 
-    set: Set = Field(description="the set: ball, box, simplex")
+    set: Set = Field(description="the set: ball, l1_ball, box, simplex")
 
     def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
         return self.set(v)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from mpifed.core.problem import (
 )
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sample_words import AddressedBatch, SampleWords, with_dropout_words
-from mpifed.core.sets import MIRRORS, PROXIMALS, Zero
+from mpifed.core.sets import MIRRORS, PROXIMALS, BlockMirror, Blockwise, Zero
 from mpifed.core.streams import Stream, generator, global_states
 from mpifed.core.writes import Writes, same_values, share_memory, tensors_of
 
@@ -480,8 +480,10 @@ def _initial(case: Case) -> Iterator[str]:
 
 
 def _mirror(case: Case) -> Iterator[str]:
-    """Check that a dual method's mirror map is defined on the set of the problem and at its start."""
+    """Check that a method's mirror map is defined on the set of the problem and at its start. A name is the
+    mirror map of y."""
     mirror: Any = getattr(case.algorithm, "mirror", None)
+    mirror = Blockwise(y=mirror) if mirror in get_args(BlockMirror) else mirror
     if type(mirror) in MIRRORS.values():
         operator: Any = as_family(case.problem, "operator")
         (point,) = starting_point(operator, torch.float64, seed=case.seed)

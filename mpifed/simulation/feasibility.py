@@ -17,6 +17,7 @@ from mpifed.core.problem import Operator, Problem, named_point, user_problem
 from mpifed.core.sets import Zero
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.simulation.evaluation import EvaluatedPoint, Evaluation
+from mpifed.simulation.not_finite import smaller_steps
 
 __all__ = ["Feasibility", "infeasibility", "projections"]
 
@@ -66,8 +67,8 @@ class Feasibility(Evaluation):
             )
         largest = max(float(block.abs().max()) for block in point.blocks)  # methods of the package project
         return (
-            f"the run diverges, with coordinates up to {largest:.2g}: reduce the step sizes, or set "
-            "run.dtype = 'float64'"
+            f"the run diverges, with coordinates up to {largest:.2g}: {smaller_steps(method)}, or "
+            "set run.dtype = 'float64'"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,11 +19,14 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.nested import leaves
+from mpifed.base.settings import as_table, is_number, settings_of, type_hints
+from mpifed.core.algorithm import Algorithm
 from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import EVALUATIONS, Oracle
 from mpifed.core.problem import starting_point, user_problem
 from mpifed.core.records import Layout, State
 from mpifed.core.sampling import Sample
+from mpifed.core.schedules import PositiveRate, Rate, largest
 from mpifed.parallel.comm import (
     CollectiveError,
     SerialComm,
@@ -33,12 +37,15 @@ from mpifed.parallel.comm import (
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 
-__all__ = ["FiniteValues", "NonFiniteError", "expect_gradient"]
+__all__ = ["FiniteValues", "NonFiniteError", "expect_gradient", "smaller_steps"]
 
 #: Represents no client in a minimum over ranks.
 _NO_CLIENT = np.iinfo(np.int64).max
 #: If averages are at least this large, a non-finite value is attributed to divergence.
 _LARGE = 1e3
+#: Types of step sizes, and the beginning of the descriptions of others, which are plain numbers.
+_STEP_SIZES = (Rate, PositiveRate, Rate | None, PositiveRate | None)
+_STEP_SIZE = re.compile(r"(\w+ )?step size\b")
 
 
 class NonFiniteError(CollectiveError):
@@ -57,12 +64,16 @@ class FiniteValues:
     :meth:`check_messages` for each group, then :meth:`around_server`.
 
     Args:
+        method: whose step sizes messages name.
         clients: numbers of the clients that this rank may step.
         known_start: whether the starting point is the problem's own, at which a client's rows can be tested.
     """
 
-    def __init__(self, oracle: Oracle, clients: np.ndarray, comm: SerialComm, known_start: bool):
-        self._oracle, self._clients, self._comm, self._known_start = oracle, clients, comm, known_start
+    def __init__(
+        self, method: Algorithm, oracle: Oracle, clients: np.ndarray, comm: SerialComm, known_start: bool
+    ):
+        self._method, self._oracle, self._clients = method, oracle, clients
+        self._comm, self._known_start = comm, known_start
         self._first: _NonFiniteMessage | None = None
         # On a GPU: the position of a member in the cohort of the rank, or _NO_CLIENT, and its message.
         self._on_gpu: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -136,7 +147,7 @@ class FiniteValues:
                 checksums = torch.stack([stage.mean.buffer.sum(), shared.buffer.sum()]).tolist()
                 if all(map(math.isfinite, checksums)):
                     return
-            _expect_finite_shared(r, stage, shared)
+            self._expect_finite_shared(r, stage, shared)
         except Exception:  # possibly a consequence of the mean
             if before is not None and not all_finite(stage.mean.buffer):
                 shared.buffer.copy_(before)
@@ -152,7 +163,7 @@ class FiniteValues:
         if client == _NO_CLIENT:
             raise NonFiniteError(
                 f"non-finite value in round {r}: the sum of finite messages overflows in phase "
-                f"{stage.phase.name!r}: reduce the step sizes"
+                f"{stage.phase.name!r}: {smaller_steps(self._method)}"
             )
         text = self._described(stage, first) if first and first.client == client else None
         _, text = first_text(self._comm, text) or (0, "")
@@ -168,25 +179,50 @@ class FiniteValues:
             "size changes: check these data for values at which the problem's functions are undefined, such "
             "as a row of zeros that is divided by its norm"
             if rows
-            else "reduce the step sizes, or check that the problem's functions are finite at every point"
+            else f"{smaller_steps(self._method)}, or check that the problem's functions are finite at every "
+            "point"
         )
         return f"{fields} of `message` (phase {stage.phase.name!r}): {cause}"
 
+    def _expect_finite_shared(self, r: int, stage: Stage, shared: State) -> None:
+        """Check what the server function has written, which is the same on all ranks.
 
-def _expect_finite_shared(r: int, stage: Stage, shared: State) -> None:
-    """Check what the server function has written, which is the same on all ranks.
+        Raises:
+            NonFiniteError: a value is not finite.
+        """
+        if all_finite(shared.buffer):
+            return
+        size = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
+        hint = "" if size >= _LARGE else ", or check the server function for a division by 0"
+        raise NonFiniteError(
+            f"non-finite value in round {r}: {_non_finite_fields(shared.layout, shared.buffer)} of `shared`, "
+            f"written by the server from finite averages of up to {size:.2g}: "
+            f"{smaller_steps(self._method)}{hint}"
+        )
 
-    Raises:
-        NonFiniteError: a value is not finite.
+
+def smaller_steps(method: Algorithm) -> str:
+    """Return the advice to reduce the step sizes of a method, with their names and values.
+
+    A step size is a setting of the type :data:`Rate` or :data:`PositiveRate`, or one whose description calls
+    it so. The offset ρ of adaptive matrices, by which steps are divided, is named, too.
     """
-    if all_finite(shared.buffer):
-        return
-    largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
-    hint = "" if largest >= _LARGE else ", or check the server function for a division by 0"
-    raise NonFiniteError(
-        f"non-finite value in round {r}: {_non_finite_fields(shared.layout, shared.buffer)} of `shared`, "
-        f"written by the server from finite averages of up to {largest:.2g}: reduce the step sizes{hint}"
-    )
+    types = type_hints(type(method))
+    sizes = [
+        f"{name} {_tried(value)}"
+        for name, field in settings_of(type(method)).items()
+        if (value := getattr(method, name)) is not None
+        and (types.get(name) in _STEP_SIZES or _STEP_SIZE.match(field.description or ""))
+    ]
+    advice = f"reduce the step sizes ({', '.join(sizes)})" if sizes else "reduce the step sizes"
+    matrix = getattr(method, "matrix", None)
+    return f"{advice} or increase matrix.rho = {matrix.rho:g}" if getattr(matrix, "adapts", 0) else advice
+
+
+def _tried(value) -> str:
+    """Return the value of a step size: "= 0.1", or "up to 0.1" for a schedule."""
+    number = as_table(value)
+    return f"= {number:g}" if is_number(number) else f"up to {largest(value):g}"
 
 
 def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:

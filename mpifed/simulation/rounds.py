@@ -125,7 +125,9 @@ class Rounds:
             expect_gradient(oracle, bool(config.algorithm.minibatch_alternative), transport.comm)
         self.executor = Executor(oracle, memory.clients, memory.within_round, size)
         # The weights of the setting `initial` are not known to the oracle.
-        self._finite = FiniteValues(oracle, self.clients, transport.comm, known_start=not config.initial)
+        self._finite = FiniteValues(
+            config.algorithm, oracle, self.clients, transport.comm, known_start=not config.initial
+        )
         self._average = self._stage(average) if memory.client_blocks.fields else None
         self._stages, self._start = self._stages_of(phases), self._stages_of(start)
 

@@ -76,6 +76,7 @@ VARIANTS = {
 #: projected at the server only.
 OUTSIDE = [("SLIPPAX", {"delta": 0.1, "sigma": None}), ("SAGDA", {"projection": "server"})]
 OUTSIDE += [(name, {}) for name in ("FedGDAGT", "FedNormSGDA", "FedNormSGDAPlus")]
+OUTSIDE += [("ProxSkipVIPFL", {}), ("ProxSkipLSVRGDAFL", {})]
 PROJECTING = [
     (name, changes)
     for name, cls in ALGORITHMS.items()

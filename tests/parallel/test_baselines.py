@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -173,6 +173,8 @@ BINDING = Family(
     {"project": lambda z: torch.cat([one(part) for one, part in zip(BOTH, (z[:DX], z[DX:]))])},
     record=("z",),
 )
+#: The same, for references with a proximal map.
+PROXIMAL = replace(BINDING, project={"prox": lambda z, weight: BINDING.project["project"](z)})
 CHAIN, SQUARE = (
     Family(kind, on_chain(kind), within(kind, X), {"project": X}, record=("x",)) for kind in (Chain, Square)
 )
@@ -340,7 +342,7 @@ def proxskips(name, settings, family=OPERATOR, resumed=True):
         q = settings.get("q")
         theirs |= {"refreshes": partial(drawn.coin, SEED), "q": lambda k: q or 1 / sizes(game())[k]}
         reference = proxskip.proxskip_l_svrgda
-    return {name: Case(family, method_of(name), reference, settings, theirs, resumed)}
+    return {name: Case(family, method_of(name), reference, settings, theirs, resumed, family is PROXIMAL)}
 
 
 def mashas(name, tau=0.6, resumed=False, family=None, **settings):
@@ -417,6 +419,10 @@ CASES = {
         )
     },
     "AFL": Case(MIXTURE, "AFL", agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05), resumed=True, sets=True),
+    "AFL entropy": Case(
+        MIXTURE, "AFL", agnostic.afl, dict(gamma_x=0.1, gamma_y=0.05, mirror="entropy"),
+        resumed=True, sets=True,
+    ),
     **minimax(
         "sagda", "SAGDA", GLOBAL, GLOBAL | dict(full_batch=True),
         GLOBAL | dict(variates="stored", projection="server"), GLOBAL | dict(variates="stored"),
@@ -469,11 +475,11 @@ CASES = {
         )
         for start in ("updates", "zero")
     },
-    **proxskips("ProxSkipVIPFL", SKIPS),
+    **proxskips("ProxSkipVIPFL", SKIPS, PROXIMAL),
     **proxskips("ProxSkipVIPFL fixed", SKIPS | dict(p=1 / 3, period="fixed"), resumed=False),
     **proxskips("ProxSkipVIPFL without y", SKIPS, GRADIENT),
     **proxskips("ProxSkipLSVRGDAFL", SKIPS, resumed=False),
-    **proxskips("ProxSkipLSVRGDAFL q", SKIPS | dict(q=0.4, large_batch=LARGE)),
+    **proxskips("ProxSkipLSVRGDAFL q", SKIPS | dict(q=0.4, large_batch=LARGE), PROXIMAL),
     **proxskips("ProxSkipLSVRGDAFL fixed", SKIPS | dict(p=0.5, q=0.3, period="fixed"), GRADIENT, False),
     **mashas("MASHA1", compression=RAND_2, server_compression=RAND_2, resumed=True),
     **mashas("MASHA1 old", compression=dict(name="qsgd", levels=2), reference="old"),

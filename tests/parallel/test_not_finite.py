@@ -64,7 +64,10 @@ def test_round_client_and_fields_are_named(comm, group, cohort):
     """With several local steps the NaN of one block has reached the other when the message is filled."""
     method = LocalSGDA(q=4, eta_x=0.1, eta_y=0.1)
     text = verdict(comm, method, Edged(edge=0.1), group=group, cohort=cohort)
-    assert "client 3, fields 'x' and 'y' of `message` (phase 'round'): reduce the step sizes" in text
+    assert (
+        "client 3, fields 'x' and 'y' of `message` (phase 'round'): reduce the step sizes (eta_x = 0.1, "
+        in text
+    )
 
 
 def test_non_finite_data_are_reported_before_the_first_round(comm):

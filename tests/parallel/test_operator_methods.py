@@ -170,6 +170,7 @@ CASES = {
     "LSGD": Case(LSGD, lsgd, 1, STEPS),
     "LESGD": Case(LESGD, lesgd, 2, STEPS),
     "LESGD late": Case(LESGD, lesgd, 2, STEPS | LATE),
+    "LESGD gamma": Case(LESGD, lesgd, 2, STEPS | dict(gamma=0.11)),
     **{
         f"LIPPAX {H}": Case(LIPPAX, lippax, H + 1, STEPS | rate | dict(H=H))
         for H, rate in ((0, {"gamma": 0.1}), (2, {"L": 3.0}), (3, {"gamma": 0.02}))
@@ -185,7 +186,11 @@ CASES = {
         )
     },
     **{f"ExtraSGD {b}": Case(ExtraSGD, extra_sgd, 2 * b, dict(eta=0.2, b=b), steps=1) for b in (1, 3)},
+    "ExtraSGD gamma": Case(ExtraSGD, extra_sgd, 2, dict(eta=0.2, b=1, gamma=0.3), steps=1),
     "ExtraStepLocalSGD": Case(ExtraStepLocalSGD, extra_step_local_sgd, 2, STEPS),
+    "ExtraStepLocalSGD gamma": Case(
+        ExtraStepLocalSGD, extra_step_local_sgd, 2, STEPS | dict(gamma=0.11)
+    ),
     **{
         f"LocalAdaSEG {alpha}": Case(LocalAdaSEG, local_adaseg, 2, dict(K=3, G_0=2.0, D=0.5, alpha=alpha))
         for alpha in (1.0, 0.7)
@@ -195,6 +200,7 @@ CASES = {
 RUNS = [(name, None, "uniform", None) for name in CASES if "Extra" not in name and "Ada" not in name]
 RUNS += [(f"ExtraSGD {b}", *rest) for b in (1, 3)
          for rest in ((None, "uniform", 1.0), (2, "uniform", None), (3, "samples", None))]  # fmt: skip
+RUNS += [("ExtraSGD gamma", 3, "samples", None), ("ExtraStepLocalSGD gamma", None, "uniform", 1.0)]
 RUNS += [("ExtraStepLocalSGD", None, "uniform", 1.0), ("ExtraStepLocalSGD", None, "samples", None)]
 RUNS += [("LocalAdaSEG 1.0", None, "uniform", 1.0), ("LocalAdaSEG 0.7", None, "samples", None)]
 

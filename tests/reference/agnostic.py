@@ -7,6 +7,8 @@ weights change the problem. ``project_x`` is the projection of x. All functions 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .minimax_baselines import average
@@ -29,14 +31,23 @@ def relative(weights):
     return [len(weights) * weight / sum(weights) for weight in weights]
 
 
-def afl(loss, slope, x, lam, cohorts, weights, *, gamma_x, gamma_y, project_x=free):
+def exponentiated(lam, step):
+    """λ_i exp(step_i), normalised."""
+    powers = [value * math.exp(one) for value, one in zip(lam.tolist(), step.tolist())]
+    return torch.tensor([power / sum(powers) for power in powers], dtype=lam.dtype)
+
+
+def afl(
+    loss, slope, x, lam, cohorts, weights, *, gamma_x, gamma_y, mirror="euclidean", project_x=free
+):
     path, N, w = [], len(weights), relative(weights)
     for r, (cohort,) in enumerate(cohorts, 1):
         gradient, values = torch.zeros_like(x), torch.zeros_like(lam)
         for k in cohort:
             gradient += N / len(cohort) * w[k] * lam[k] * slope(k, x, (r, 0))
             values[k] = N / len(cohort) * w[k] * loss(k, x, (r, 0))
-        x, lam = project_x(x - gamma_x * gradient), onto_simplex(lam + gamma_y * values)
+        x, step = project_x(x - gamma_x * gradient), gamma_y * values
+        lam = exponentiated(lam, step) if mirror == "entropy" else onto_simplex(lam + step)
         path.append((x, lam))
     return path
 

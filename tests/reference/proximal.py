@@ -64,6 +64,13 @@ def simplex(v, weight):
     return torch.clamp(v - theta, min=0)
 
 
+def l1_ball(v, radius):
+    """The projection onto sum |v_i| <= radius: sign(v_i) max(|v_i| - theta, 0), with theta such that the sum is radius."""
+    if sum(abs(value) for value in v.tolist()) <= radius:
+        return v
+    return torch.sign(v) * radius * simplex(torch.abs(v) / radius, 0.0)
+
+
 def entropy(total):
     """The mirror map of h = total * sum v_i log v_i on the simplex of this total, in place of |.|^2 / 2."""
 

@@ -29,11 +29,12 @@ def lsgd(operator, clients, z0, *, K, rounds, eta):
     return _rounds(step, clients, z0, K, rounds)
 
 
-def lesgd(operator, clients, z0, *, K, rounds, eta, sync_extrapolation=True):
-    """Output sequence: x_t. Without ``sync_extrapolation`` only z_t is averaged."""
+def lesgd(operator, clients, z0, *, K, rounds, eta, gamma=None, sync_extrapolation=True):
+    """Output sequence: x_t. Without ``sync_extrapolation`` only z_t is averaged. ``gamma`` is the step size of the
+    extrapolation, by default eta."""
 
     def step(t, z):
-        x = [z[m] - eta * operator(m, z[m], (t, 0)) for m in range(clients)]                                    # (4)
+        x = [z[m] - (eta if gamma is None else gamma) * operator(m, z[m], (t, 0)) for m in range(clients)]                                    # (4)
         if t % K == 0 and sync_extrapolation:
             x = _averaged(x)
         z = [z[m] - eta * operator(m, x[m], (t, 1)) for m in range(clients)]

@@ -8,9 +8,11 @@ import torch
 from launch import launch
 from runfiles import decay, write
 
+from mpifed.algorithms import CDMAADA, LIPPAX, AdaFGDA, LocalAdaSEG
 from mpifed.base.errors import PluginError, user_code_errors
 from mpifed.cli.main import _warn_idle, main
 from mpifed.core.schedules import Constant, Cosine
+from mpifed.simulation.not_finite import smaller_steps
 
 #: Number of lines of a screen.
 SCREEN = 24
@@ -193,7 +195,21 @@ def test_plugins(job, old, new, parts, folder, message):
 
 def test_step_sizes_that_are_too_large(message):
     text = message(["run", "job.toml", "algorithm.gamma=1e30", "algorithm.lam=1e30"], code=3)
-    assert "non-finite value in round 1" in text and "reduce the step sizes" in text
+    assert "non-finite value in round 1" in text
+    assert "reduce the step sizes (gamma = 1e+30, lam = 1e+30, eta = 1)" in text
+
+
+def test_step_sizes_by_name():
+    """Schedules by their largest value, plain numbers by their description; not weights, not unset ones."""
+    method = AdaFGDA(
+        q=2, eta={"name": "power", "scale": 8.0, "offset": 7.0}, matrix={"name": "norm", "rho": 0.2}
+    )
+    assert smaller_steps(method) == (
+        "reduce the step sizes (gamma = 0.01, lam = 0.01, eta up to 4) or increase matrix.rho = 0.2"
+    )
+    assert smaller_steps(LIPPAX(K=2, eta=0.1, H=1, L=1.0)) == "reduce the step sizes (eta = 0.1)"
+    assert smaller_steps(CDMAADA(K=1, eta_x=0.2, eta_y=3)) == "reduce the step sizes (eta_x = 0.2, eta_y = 3)"
+    assert smaller_steps(LocalAdaSEG(K=1, G_0=1.0, D=1.0)) == "reduce the step sizes"
 
 
 def test_folders_of_other_jobs_and_other_files(folder, message, monkeypatch, capsys):

@@ -12,9 +12,10 @@ from mixtures import Undeclared
 from oracles import oracle_of, prepared
 
 from mpifed import Blocks, Sets
-from mpifed.algorithms import ALGORITHMS, DRFA, FLRA, FSGDA, LSGD, LocalSGDA
+from mpifed.algorithms import AFL, ALGORITHMS, DRFA, FLRA, FSGDA, LSGD, LocalSGDA
 from mpifed.base.errors import ConfigError
 from mpifed.core.algorithm import Now
+from mpifed.parallel.comm import CollectiveError
 from mpifed.problems import ClientMixture, DistributionallyRobust, QuadraticMixture, Saddle
 
 RATES = dict(eta_x=0.05, eta_y=0.05)
@@ -115,6 +116,8 @@ ONE_STEP = {
     "MASHA1": dict(gamma=0.05, tau=0.5),
     "FedGDAGT": dict(K=1, eta_xl=0.05, eta_yl=0.05),
     "DRFA": dict(tau=1, eta=0.05, gamma=0.05),
+    "ProxSkipVIPFL": dict(gamma=0.05, p=1.0),
+    "ProxSkipLSVRGDAFL": dict(gamma=0.05, p=1.0),
 }
 
 
@@ -199,3 +202,11 @@ def test_too_many_clients(monkeypatch, patches):
     for problem in (QuadraticMixture(), ClientMixture(dataset="patches", clients=4)):
         with pytest.raises(ValueError, match="problem.clients: expected at most 3, .* got [45]"):
             problem.prepare(0)
+
+
+def test_exponentiated_gradients_are_for_a_simplex():
+    method = AFL(gamma_x=0.05, gamma_y=0.05, mirror="entropy")
+    with pytest.raises(CollectiveError, match="mirror = 'entropy' is for simplexes, and y has the set Space"):
+        started(configuration(method, Saddle(clients=3), "unused"), 1)
+    found = limit(AFL(gamma_x=0.05, gamma_y=0.2, mirror="entropy"), QuadraticMixture(**SQUARES))
+    assert found["x_error"] < 1e-8 and found["y_error"] < 1e-8  # the slowest rounds contract by 0.98

@@ -11,8 +11,10 @@ from test_problems_without_y import Generated
 from mpifed.algorithms import ProxSkipLSVRGDAFL, ProxSkipVIPFL
 from mpifed.core.algorithm import Now
 from mpifed.core.records import Blocks
-from mpifed.core.sets import Sets
+from mpifed.core.sets import L1, Ball, Indicator, Sets
 from mpifed.parallel.comm import CollectiveError
+from mpifed.problems import AffineGame
+from mpifed.simulation.simulation import Simulation
 
 SEED, CLIENTS = 3, 4
 
@@ -67,3 +69,15 @@ def test_generated_samples_need_a_probability_and_a_large_batch(tmp_path):
     with pytest.raises(CollectiveError, match="set algorithm.large_batch"):
         run(q=0.5)
     run(q=0.5, large_batch=4)
+
+
+@pytest.mark.parametrize("phi", [L1(0.3), Indicator(Ball(0.4))], ids=["l1", "ball"])
+def test_the_limit_solves_the_composite_inequality(phi):
+    """The proximal map with another weight, or of the average without the mean of h, has another limit."""
+    problem = AffineGame(clients=4, d=4, heterogeneity=0.5, phi=phi, start="zero")
+    method = ProxSkipVIPFL(gamma=0.1, p=0.5)
+    simulation = Simulation(problem, method, run={"dtype": "float64"})
+    simulation.start()
+    for _ in range(400):
+        simulation.step()
+    assert simulation.evaluate()["distance"] < 1e-8  # the slowest rounds contract by 0.95

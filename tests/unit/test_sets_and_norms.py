@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference import proximal
 
-from mpifed.core.sets import Ball, Box, Entropy, Indicator, L1Box, Nuclear, Separable, Sets, Simplex
+from mpifed.core.sets import Ball, Box, Entropy, Indicator, L1Ball, L1Box, Nuclear, Separable, Sets, Simplex
 from mpifed.core.streams import generator
 
 
@@ -23,6 +23,17 @@ def test_simplex_agrees_with_a_plain_loop(scale):
     torch.testing.assert_close(
         Simplex(total=2.5)(2.5 * points), 2.5 * expected, rtol=0, atol=1e-13 * (1 + scale)
     )
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_l1_ball_agrees_with_a_plain_loop(scale):
+    """Inside, where no point moves, near the border, and far outside; 1e-14: as for the simplex."""
+    points = torch.from_numpy(scale * np.random.default_rng(5).standard_normal((20, 10, 6)))
+    expected = torch.stack([proximal.l1_ball(point, 1.5) for point in points.reshape(-1, 6)])
+    projected = L1Ball(1.5)(points)
+    torch.testing.assert_close(projected.reshape(-1, 6), expected, rtol=0, atol=1e-14 * (1 + scale))
+    inside = points.abs().sum(-1) <= 1.5
+    assert torch.equal(projected[inside], points[inside])
 
 
 def test_value_of_the_nuclear_norm():
@@ -55,6 +66,7 @@ PROJECTIONS = {
     "simplex": SIMPLEX,
     "box": BOX,
     "indicator": lambda v: Indicator(BALL)(v, 0.0),
+    "l1_ball": L1Ball(0.5),
     "l1_box": lambda v: L1Box(bound=0.5)(v, 0.0),
     "separable": lambda v: Separable({"x": Indicator(SIMPLEX), "y": Indicator(BALL)}, (3, 17))(v, 0.0),
 }

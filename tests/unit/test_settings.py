@@ -16,7 +16,7 @@ from mpifed.algorithms import ALGORITHMS, AdaFGDA
 from mpifed.base.settings import hyperparameters
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
 from mpifed.core.schedules import Constant, Rate
-from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.sets import Ball, Box, L1Ball, Simplex
 from mpifed.problems import PROBLEMS
 
 VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(
@@ -32,7 +32,9 @@ def test_defaults_are_converted_like_values():
     assert Method().eta == Constant(0.25) == Method(eta=0.25).eta
 
 
-@pytest.mark.parametrize("set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5)])
+@pytest.mark.parametrize(
+    "set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5), L1Ball(1.5)]
+)
 @given(VECTORS, VECTORS)
 def test_projections(set_, point, other):
     """Feasible, idempotent, and no feasible point is nearer (1e-9: a few roundings of numbers up to 5)."""
