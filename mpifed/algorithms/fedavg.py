@@ -24,8 +24,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from mpifed.algorithms.unequal_steps import local_steps
 from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 
@@ -111,7 +113,7 @@ Server = choice("server", SERVERS)
 class FedAvg(Algorithm):
     """FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi: local steps, then a server step along their average."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
     eta: Rate = Field(description="local step size")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     server: Server = Field(default=Average(), description="the server's update from the average displacement")
@@ -133,8 +135,9 @@ class FedAvg(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x = shared.x
-        for k in range(1, self.K + 1):
-            x = oracle.sets.x(x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta(now.step(k))))
+        for k, active in local_steps(oracle, self.K):
+            new = oracle.sets.x(x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta(now.step(k))))
+            x = new if active is None else torch.where(active, new, x)
         message.dx = x - shared.x
 
     def server_round(self, now, shared, mean):

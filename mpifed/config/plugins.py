@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,9 @@ from mpifed.base.plugins import (
     load_object,
     plugin_of,
 )
-from mpifed.base.settings import build, settings_of, suggest, title
+from mpifed.base.settings import build, join_names, settings_of, suggest, title
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import Epochs
 from mpifed.core.problem import Problem
 
 __all__ = ["changed_sources", "expect_same_sources", "find_class", "builtin_classes", "create", "name_of"]
@@ -84,6 +86,9 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
         ConfigError: settings are wrong, one line each, or user code has raised an error.
     """
 
+    if section == "algorithm":
+        _expect_steps(cls, settings)
+
     def make():
         return build(cls, settings, section, known)
 
@@ -92,6 +97,27 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
         return call_user_code(what, make) if plugin_of(cls) else make()
     except ConfigError as error:
         raise ConfigError(f"{error}{_replacement(cls, settings, section)}") from error.__cause__
+
+
+def _expect_steps(cls: type, settings: dict[str, Any]) -> None:
+    """Raise a ConfigError for a number in epochs if the steps of the method ``cls`` are an integer."""
+    for name, value in settings.items():
+        if name in settings_of(cls) and isinstance(value, dict) and "epochs" in value:
+            if not _counts_epochs(cls, name):
+                accepting = (
+                    method for method, other in builtin_classes("algorithm").items()
+                    if any(_counts_epochs(other, steps) for steps in settings_of(other))
+                )  # fmt: skip
+                raise ConfigError(
+                    f"algorithm.{name}: {cls.__name__} takes no number of local epochs, got "
+                    f"{short_repr(value)}: set an integer, or use one of {join_names(accepting)}"
+                )
+
+
+def _counts_epochs(cls: type, name: str) -> bool:
+    """Return whether a setting of a method may be a number of epochs."""
+    field = settings_of(cls).get(name)
+    return field is not None and Epochs in typing.get_args(field.annotation)
 
 
 def _replacement(cls: type, settings: dict[str, Any], section: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from reference.minimax_baselines import average
+from reference.rates import most, steps_of
 
 
 def fedopt(grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", project=lambda x: x, **options):
@@ -21,8 +22,8 @@ def fedopt(grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", pr
         changes = {}
         for k in cohort:
             local = x
-            for j in range(K):
-                local = project(local - eta((r - 1) * K + j + 1) * grad(k, local, (r, j)))
+            for j in range(steps_of(K, k)):
+                local = project(local - eta((r - 1) * most(K) + j + 1) * grad(k, local, (r, j)))
             changes[k] = local - x
         delta, new = average(changes, weights).tolist(), x.tolist()
         for i in range(d):

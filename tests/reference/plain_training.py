@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .cross_device import FREE, averages
 from .minimax_baselines import average, free
+from .rates import most, steps_of
 
 
 def fedprox(
@@ -21,13 +22,13 @@ def fedprox(
     for r, cohort in enumerate(cohorts, 1):
         ends = {}
         for k in cohort:
-            steps, ends[k] = K, x
+            steps, ends[k] = steps_of(K, k), x
             if stragglers:
                 chance, share = numbers(k, r)
                 if chance < stragglers:
-                    steps = 1 + int(share * (K - 1))
+                    steps = 1 + int(share * (steps - 1))
             for j in range(steps):
-                rate = eta((r - 1) * K + j + 1)
+                rate = eta((r - 1) * most(K) + j + 1)
                 ends[k] = project(ends[k] - rate * (grad(k, ends[k], (r, j)) + mu * (ends[k] - x)))
         x = project(x + eta_g * (average(ends, weights) - x))
         path.append(x)
@@ -96,9 +97,9 @@ def feddyn(grad, x, cohorts, weights, *, K, eta, alpha):
         ends = {}
         for k in cohort:
             ends[k] = x
-            for j in range(K):
+            for j in range(steps_of(K, k)):
                 slope = grad(k, ends[k], (r, j)) + alpha * (ends[k] - x + own[k])
-                ends[k] = ends[k] - eta((r - 1) * K + j + 1) * slope
+                ends[k] = ends[k] - eta((r - 1) * most(K) + j + 1) * slope
         for k in cohort:
             own[k] = own[k] + ends[k] - x
         x = average(ends, weights) + sum(w * one for w, one in zip(weights, own)) / total
@@ -112,8 +113,8 @@ def fedexp(grad, x, cohorts, weights, *, K, eta, epsilon, epsilon_scaled=False, 
         changes = {}
         for k in cohort:
             local = x
-            for j in range(K):
-                local = project(local - eta((r - 1) * K + j + 1) * grad(k, local, (r, j)))
+            for j in range(steps_of(K, k)):
+                local = project(local - eta((r - 1) * most(K) + j + 1) * grad(k, local, (r, j)))
             changes[k] = x - local
         mean = average(changes, weights)
         offset = len(cohort) * epsilon if epsilon_scaled else epsilon
