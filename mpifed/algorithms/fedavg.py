@@ -113,7 +113,7 @@ Server = choice("server", SERVERS)
 class FedAvg(Algorithm):
     """FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi: local steps, then a server step along their average."""
 
-    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     server: Server = Field(default=Average(), description="the server's update from the average displacement")

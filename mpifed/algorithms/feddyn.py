@@ -36,7 +36,7 @@ __all__ = ["FedDyn"]
 class FedDyn(Algorithm):
     """FedDyn: local steps with a proximal term and a stored linear term, then a corrected average."""
 
-    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     alpha: float = Field(default=0.1, gt=0, description="weight α of the dynamic regulariser")
 

@@ -36,7 +36,7 @@ __all__ = ["FedExP"]
 class FedExP(Algorithm):
     """FedExP: local steps, then an extrapolated server step along the average displacement."""
 
-    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     epsilon: float = Field(default=1e-3, gt=0, description="offset ε of the server's step size")
     epsilon_scaled: bool = Field(

@@ -41,7 +41,7 @@ class FedNova(UnequalSteps):
     """FedNova: client i takes τ_i local steps and sends its normalised displacement."""
 
     tau: LocalSteps | tuple[int, ...] = Field(
-        description="local steps τ_i: one number, one per client, or { epochs = E }"
+        description="local steps τ_i: one number, in epochs, or one per client"
     )
     eta: float = Field(ge=0, description="local step size, a number, because ‖a_i‖_1 depends on η μ")
     rho: float | None = Field(

@@ -35,7 +35,7 @@ __all__ = ["FedProx"]
 class FedProx(Algorithm):
     """FedProx: local steps with a proximal term that pulls to the server's point, then the average."""
 
-    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size of both blocks")
     mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0: FedAvg, FSGDA")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")

@@ -36,7 +36,7 @@ __all__ = ["LocalSGDA", "LocalSGDAPlus", "MomentumLocalSGDA", "MomentumLocalSGDA
 class LocalSGDA(Algorithm):
     """Local stochastic gradient descent ascent: q simultaneous steps, then the average over the cohort."""
 
-    q: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    q: LocalSteps = Field(description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
 

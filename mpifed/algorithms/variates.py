@@ -54,7 +54,7 @@ _CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's var
 class _Corrected(Algorithm):
     """Base class: local steps corrected by c - c_i, and the server's step with stored variates."""
 
-    K: LocalSteps = Field(description="local steps per round, or { epochs = E }")
+    K: LocalSteps = Field(description="local steps per round")
 
     steps = "K"
     shared = Record(x="x", y="y") | _VARIATES

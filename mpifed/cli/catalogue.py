@@ -193,7 +193,11 @@ TOP_LEVEL = [
     name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}
 ]
 #: Values for settings without a default, by type.
-_PLAUSIBLE = {"int": 4, **dict.fromkeys(("float", "Rate", "PositiveRate", "Threshold", "Weight"), 0.1)}
+_PLAUSIBLE = {
+    "int": 4,
+    "LocalSteps": 4,
+    **dict.fromkeys(("float", "Rate", "PositiveRate", "Threshold", "Weight"), 0.1),
+}
 _PLAUSIBLE |= {"Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 
@@ -236,7 +240,7 @@ def example(cls: type, settings: dict | None = None):
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
     for field in _required(cls):
-        filled.setdefault(field.name, 4 if field.type in (int, "int") else 0.01)
+        filled.setdefault(field.name, 4 if field.type in (int, "int", "LocalSteps") else 0.01)
     return build(cls, filled, cls.__name__)
 
 

@@ -100,24 +100,23 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
 
 
 def _expect_steps(cls: type, settings: dict[str, Any]) -> None:
-    """Raise a ConfigError for a number in epochs if the steps of the method ``cls`` are an integer."""
-    for name, value in settings.items():
-        if name in settings_of(cls) and isinstance(value, dict) and "epochs" in value:
-            if not _counts_epochs(cls, name):
-                accepting = (
-                    method for method, other in builtin_classes("algorithm").items()
-                    if any(_counts_epochs(other, steps) for steps in settings_of(other))
-                )  # fmt: skip
-                raise ConfigError(
-                    f"algorithm.{name}: {cls.__name__} takes no number of local epochs, got "
-                    f"{short_repr(value)}: set an integer, or use one of {join_names(accepting)}"
-                )
+    """Raise a ConfigError for a number in epochs in a setting of the method ``cls`` that is an integer."""
+    for name in settings.keys() & settings_of(cls).keys():
+        value = settings[name]
+        if isinstance(value, dict) and [*value] == ["epochs"] and not _accepts_epochs(cls, name):
+            methods = builtin_classes("algorithm").items()
+            accepting = (
+                method for method, c in methods if any(_accepts_epochs(c, s) for s in settings_of(c))
+            )
+            raise ConfigError(
+                f"algorithm.{name}: {cls.__name__} has no local steps in epochs, got {short_repr(value)}: "
+                f"set a number, or use one of {join_names(accepting)}"
+            )
 
 
-def _counts_epochs(cls: type, name: str) -> bool:
-    """Return whether a setting of a method may be a number of epochs."""
-    field = settings_of(cls).get(name)
-    return field is not None and Epochs in typing.get_args(field.annotation)
+def _accepts_epochs(cls: type, name: str) -> bool:
+    """Return whether a setting of a method may be a number of local steps in epochs."""
+    return Epochs in typing.get_args(settings_of(cls)[name].annotation)
 
 
 def _replacement(cls: type, settings: dict[str, Any], section: str) -> str:

@@ -35,7 +35,11 @@ def _local_steps(value):
 
 
 #: A number of local steps per round: the same for all clients, or in epochs.
-LocalSteps: Any = Annotated[Annotated[int, Field(ge=1)] | Epochs, BeforeValidator(_local_steps)]
+LocalSteps: Any = Annotated[
+    Annotated[int, Field(ge=1)] | Epochs,
+    BeforeValidator(_local_steps),
+    Field(title="whole number or { epochs = E }"),
+]
 
 
 def batches_per_epoch(rows: np.ndarray, size: int, drop_last: bool) -> np.ndarray:

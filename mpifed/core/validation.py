@@ -125,7 +125,7 @@ def _records(method: Algorithm) -> Iterator[str]:
         else:
             yield f".{name} must be a Record, got {short_repr(record)}"
     if method.steps and type(getattr(method, method.steps, None)) not in (int, Epochs):
-        yield f".steps = {method.steps!r} must name the hyperparameter that counts local steps, an integer"
+        yield f".steps = {method.steps!r} must name the integer hyperparameter that counts local steps"
 
 
 def _misplaced(name: str, record: Record) -> Iterator[str]:

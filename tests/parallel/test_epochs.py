@@ -4,27 +4,57 @@ Tolerance 1e-10 in float64 for the reason given in ``test_references``. Clients 
 minibatches of 2 rows divide the rows of some clients only, and clients take different numbers of steps.
 """
 
+import json
+import re
 from functools import cache
 
 import drawn
+import h5py
 import numpy as np
 import pytest
 import torch
 from baselines import FIXED, Half
-from games import Game, configuration, gradient_on, sizes, start_of
+from games import Game, configuration, gradient_on, sizes, start_of, trace
 from oracles import prepared
 from reference.fedopt import fedopt
 from reference.local_sgda import local_sgda
 from reference.plain_training import feddyn, fedexp, fednova, fedprox
 from reference.variates import scaffold_minimax
-from resumed import assert_path
+from resumed import assert_path, assert_resumed, bits
 
+from mpifed import run
 from mpifed.algorithms import SCAFFOLD, FedAvg, FedDyn, FedExP, FedNova, FedProx, LocalSGDA
+from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.placement import Placement
 
 pytestmark = pytest.mark.mpi
 
 SEED, BATCH, ROUNDS, CLIENTS, EPOCHS = 1, 2, 3, 5, {"epochs": 2}
 FALLING = {"name": "power", "scale": 0.1}
+
+
+class Generating(Half):
+    """Generates its samples."""
+
+    def client_data(self, k):
+        return ()
+
+    def draw(self, stream, size):
+        return (stream.normal(size, 3),)
+
+    def loss(self, x, batch):
+        return (batch[0] @ torch.cat([x["u"], x["v"]])).mean()
+
+
+class Pairs(Half):
+    """A loss on pairs of rows."""
+
+    def loss(self, x, batch):
+        first, second = (tuple(column[i] for column in batch) for i in (slice(0, 1), slice(1, 2)))
+        if not len(second[0]):
+            raise ValueError("expected pairs of rows")
+        return super().loss(x, first) + super().loss(x, second)
+
 
 game = cache(lambda: prepared(Game(clients=CLIENTS), SEED))
 
@@ -129,7 +159,7 @@ def job(method, problem, out, drop_last=False, cohort=None, weights="uniform", r
     sections = {
         "oracle": oracle,
         "participation": {"cohort": cohort, "weights": weights},
-        "record": ("x",) if problem is Half else ("x", "y"),
+        "record": ("x",) if issubclass(problem, Half) else ("x", "y"),
         "output": "last",
     }
     return configuration(
@@ -145,6 +175,7 @@ def expected(name, drop_last, cohort, weights):
     return np.array([torch.cat(point).numpy() for point in path])
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("group, reduction", [(1, "fused"), (2, "exact"), ("all", "exact")])
 @pytest.mark.parametrize("drop_last, cohort, weights", [(False, 3, "samples"), (True, None, "uniform")])
 @pytest.mark.parametrize("name", CASES)
@@ -152,3 +183,53 @@ def test_epochs(comm, out, name, drop_last, cohort, weights, group, reduction):
     method, (problem, _), _ = CASES[name]
     config = job(method, problem, out, drop_last, cohort, weights, group=group, reduction=reduction)
     assert_path(comm, config, lambda: expected(name, drop_last, cohort, weights))
+
+
+@pytest.mark.dealt
+@pytest.mark.parametrize("name, group", [("FedAvg", "all"), ("SCAFFOLD", 1), ("LocalSGDA in steps", "all")])
+def test_resumption(comm, out, name, group):
+    method, (problem, _), _ = CASES[name]
+    settings = dict(group=group, cohort=3, checkpoint_every=2, keep=9)
+    assert_resumed(
+        comm, out, job(method, problem, out, **settings), lambda: expected(name, False, 3, "uniform")
+    )
+
+
+def test_balanced_placement_by_rows(comm, out):
+    """Bitwise identical to even placement, on any number of ranks and for any groups of two or more."""
+    method, results = CASES["FedAvg"][0], {}
+    for placement, group in (("even", "all"), ("balanced", 2)):
+        settings = dict(reduction="exact", group=group, placement=placement)
+        results[placement] = run(job(method, Half, f"{out}/{placement}", cohort=4, **settings), comm)
+    np.testing.assert_array_equal(bits(results["even"]), bits(results["balanced"]))
+    if comm.rank == 0:
+        alone, _ = trace(job(method, Half, out, cohort=4, **settings))
+        np.testing.assert_array_equal(results["even"].iterates["x"], alone)
+        assert results["even"].costs["oracle_calls"][-1] == sum(
+            steps(False)[k] for r in range(1, ROUNDS + 1) for k in drawn.cohort(SEED, r, CLIENTS, 4).tolist()
+        )
+        with h5py.File(results["balanced"].path) as file:
+            layout = json.loads(file.attrs["layout"])
+        assert layout["clients"] == Placement.balanced(sizes(game()), comm.size).counts
+
+
+@pytest.mark.parametrize("method, oracle, words", [
+    (FedAvg(K=EPOCHS, eta=0.1), {}, "algorithm.K in epochs needs the rows of clients, but Generating has no"),
+    (FedAvg(K=2, eta=0.1), {"sampling": "without_replacement"},
+     "oracle.sampling = 'without_replacement' needs the rows of clients, but Generating has no client_data"),
+])  # fmt: skip
+def test_problems_without_rows_are_refused(comm, out, method, oracle, words):
+    config = configuration(
+        method, Generating(clients=CLIENTS), out, sections={"oracle": oracle, "record": ()}
+    )
+    with pytest.raises(CollectiveError, match=re.escape(words)):
+        run(config, comm)
+
+
+def test_a_loss_that_fails_on_a_short_batch_is_refused(comm, out):
+    """The shortest minibatch of any client is evaluated before the first round."""
+    with pytest.raises(
+        CollectiveError, match="client 0 on the last minibatch of an epoch, of 1 instead of 2"
+    ):
+        run(job(FedAvg(K=EPOCHS, eta=0.1), Pairs, out), comm)
+    assert run(job(FedAvg(K=EPOCHS, eta=0.1), Pairs, out, drop_last=True), comm)

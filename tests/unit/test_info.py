@@ -20,7 +20,7 @@ from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "d749af9ecaad8e70"
+DECLARED = "42bb9ac656f433b5"
 
 
 def info(*words) -> str:
