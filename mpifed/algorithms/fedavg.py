@@ -27,8 +27,10 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
+from mpifed.algorithms.unequal_steps import local_steps
 from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 
@@ -114,7 +116,7 @@ Server = choice("server", SERVERS)
 class FedAvg(Algorithm):
     """FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi: local steps, then a server step along their average."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
     server: Server = Field(default=Average(), description="the server's update from the average displacement")
@@ -137,9 +139,10 @@ class FedAvg(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, v = shared.x, None
-        for k in range(1, self.K + 1):
+        for k, active in local_steps(oracle, self.K):
             d, v = self.local(oracle.grad(x, oracle.sample()), x, v)
-            x = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
+            new = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
+            x = new if active is None else torch.where(active, new, x)
         message.dx = x - shared.x
 
     def server_round(self, now, shared, mean):

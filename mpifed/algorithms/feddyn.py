@@ -20,11 +20,14 @@ Readings:
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 
 from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
+from mpifed.algorithms.unequal_steps import local_steps
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record, stored
 from mpifed.core.schedules import Rate
 
@@ -35,7 +38,7 @@ __all__ = ["FedDyn"]
 class FedDyn(Algorithm):
     """FedDyn: local steps with a proximal term and a stored linear term, then a corrected average."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     alpha: float = Field(default=0.1, gt=0, description="weight α of the dynamic regulariser")
     local: LocalOptimiser = Field(default=SGD(), description="optimiser of the local steps")
@@ -52,10 +55,11 @@ class FedDyn(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, v = shared.x, None
-        for k in range(1, self.K + 1):
+        for k, active in local_steps(oracle, self.K):
             g = oracle.grad(x, oracle.sample()) - client.g + self.alpha * (x - shared.x)
             d, v = self.local(g, x, v)
-            x = x - self.eta(now.step(k)) * d
+            new = x - self.eta(now.step(k)) * d
+            x = new if active is None else torch.where(active, new, x)
         message.dx = x - shared.x
         client.g -= self.alpha * message.dx
 

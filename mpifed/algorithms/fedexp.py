@@ -20,11 +20,14 @@ Readings:
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 
 from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
+from mpifed.algorithms.unequal_steps import local_steps
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record, not_sent
 from mpifed.core.schedules import Rate
 
@@ -35,7 +38,7 @@ __all__ = ["FedExP"]
 class FedExP(Algorithm):
     """FedExP: local steps, then an extrapolated server step along the average displacement."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size")
     epsilon: float = Field(default=1e-3, gt=0, description="offset ε of the server's step size")
     epsilon_scaled: bool = Field(
@@ -56,9 +59,10 @@ class FedExP(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, v = shared.x, None
-        for k in range(1, self.K + 1):
+        for k, active in local_steps(oracle, self.K):
             d, v = self.local(oracle.grad(x, oracle.sample()), x, v)
-            x = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
+            new = oracle.sets.x(x.sub(d, alpha=self.eta(now.step(k))))
+            x = new if active is None else torch.where(active, new, x)
         message.dx = x - shared.x
         message.square = message.dx.square().sum(-1, keepdim=True)
 

@@ -30,6 +30,7 @@ from pydantic import Field
 from mpifed.algorithms.unequal_steps import UnequalSteps, step_masks
 from mpifed.base.settings import hyperparameters
 from mpifed.core.device import to_device
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record
 
 __all__ = ["FedNova"]
@@ -39,6 +40,9 @@ __all__ = ["FedNova"]
 class FedNova(UnequalSteps):
     """FedNova: client i takes τ_i local steps and sends its normalised displacement."""
 
+    tau: LocalSteps | tuple[int, ...] = Field(
+        description="local steps τ_i: one number, in epochs, or one per client"
+    )
     eta: float = Field(ge=0, description="local step size, a number, because ‖a_i‖_1 depends on η μ")
     rho: float | None = Field(
         default=None, ge=0, lt=1, description="decay ρ of the local momentum; default: no momentum"
@@ -89,7 +93,7 @@ class FedNova(UnequalSteps):
             step = g + rho * v if self.nesterov else v
             new = oracle.sets.x(x - self.eta * (step + mu * (x - shared.x)))
             x = new if active is None else torch.where(active, new, x)
-        norms = self.norms()[tau - 1, None]
+        norms = self.norms(int(tau.max()))[tau - 1, None]
         message.d = (shared.x - x) / to_device(norms, x.device, x.dtype)
         if not self.tau_eff:
             message.tau = to_device(tau[:, None] if mu else norms, x.device, x.dtype)
@@ -101,9 +105,9 @@ class FedNova(UnequalSteps):
             shared.m = step
         shared.x = now.sets.x(shared.x - step)
 
-    def norms(self) -> np.ndarray:
-        """Return ‖a‖_1 of 1, 2, ... local steps."""
-        k = np.arange(self.longest)
+    def norms(self, longest: int) -> np.ndarray:
+        """Return ‖a‖_1 of 1, 2, ..., ``longest`` local steps."""
+        k = np.arange(longest)
         if self.mu:
             return np.cumsum((1 - self.eta * self.mu) ** k)
         rho = self.rho or 0.0

@@ -24,9 +24,10 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.local_optimisers import SGD, LocalOptimiser
-from mpifed.algorithms.unequal_steps import step_masks
+from mpifed.algorithms.unequal_steps import numbers_of_steps, step_masks
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 
@@ -37,7 +38,7 @@ __all__ = ["FedProx"]
 class FedProx(Algorithm):
     """FedProx: local steps with a proximal term that pulls to the server's point, then the average."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round")
     eta: Rate = Field(description="local step size of both blocks")
     mu: float = Field(default=0.1, ge=0, description="weight μ of the proximal term; 0: FedAvg, FSGDA")
     eta_g: Rate = Field(default=1.0, description="server step size in a round; 1: plain averaging")
@@ -78,7 +79,8 @@ class FedProx(Algorithm):
 
     def steps_of(self, now, oracle) -> np.ndarray:
         """Return the numbers of local steps of the clients that are stepped together, ``[C]``."""
+        tau = numbers_of_steps(oracle, self.K)
         if not self.stragglers:
-            return np.full(len(oracle.client), self.K)
+            return tau
         chance, share = now.stream("stragglers", oracle.client).uniform(2)[:, 0].T
-        return np.where(chance < self.stragglers, 1 + (share * (self.K - 1)).astype(int), self.K)
+        return np.where(chance < self.stragglers, 1 + (share * (tau - 1)).astype(int), tau)

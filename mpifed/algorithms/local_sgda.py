@@ -21,11 +21,14 @@ Readings:
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, snapshot_of, store_snapshot
+from mpifed.algorithms.unequal_steps import local_steps
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, largest
 
@@ -36,7 +39,7 @@ __all__ = ["LocalSGDA", "LocalSGDAPlus", "MomentumLocalSGDA", "MomentumLocalSGDA
 class LocalSGDA(Algorithm):
     """Local stochastic gradient descent ascent: q simultaneous steps, then the average over the cohort."""
 
-    q: int = Field(ge=1, description="local steps per round")
+    q: LocalSteps = Field(description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
     alternating: bool = Field(
@@ -56,13 +59,15 @@ class LocalSGDA(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        for k in range(1, self.q + 1):
+        for k, active in local_steps(oracle, self.q):
             t, xi = now.step(k), oracle.sample()
             gx, gy = oracle.grad(x, y, xi)
-            x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
+            new_x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
             if self.alternating:
-                gy = oracle.grad(x, y, xi)[1]
-            y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
+                gy = oracle.grad(new_x, y, xi)[1]
+            new_y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
+            x = new_x if active is None else torch.where(active, new_x, x)
+            y = new_y if active is None else torch.where(active, new_y, y)
         message.x, message.y = x, y
 
 

@@ -1,4 +1,4 @@
-"""Methods whose clients take different numbers of local steps, τ_i."""
+"""Local steps of clients that take different numbers of steps, τ_i, given as numbers or in epochs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,35 @@ from pydantic import Field
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.device import to_device
+from mpifed.core.epochs import Epochs
+from mpifed.core.schedules import Rate
 
-__all__ = ["UnequalSteps", "sampling_scale", "step_masks"]
+__all__ = [
+    "UnequalSteps", "local_steps", "numbers_of_steps", "sampling_scale", "step_masks", "total_step_size",
+]  # fmt: skip
+
+
+def numbers_of_steps(oracle, K: int | Epochs) -> np.ndarray:
+    """Return the numbers of local steps of the clients that are stepped together, ``[C]``."""
+    if isinstance(K, Epochs):
+        return K.epochs * oracle.steps_per_epoch
+    return np.full(len(oracle.client), K)
+
+
+def local_steps(oracle, K: int | Epochs) -> Iterable[tuple[int, torch.Tensor | None]]:
+    """Iterate over local steps k = 1, 2, ..., each with a mask of the clients that take it, as step_masks."""
+    return enumerate([None] * K if isinstance(K, int) else step_masks(oracle, numbers_of_steps(oracle, K)), 1)
+
+
+def total_step_size(now, oracle, K: int | Epochs, rate: Rate) -> float | torch.Tensor:
+    """Return the sum of a step size over the local steps of each client, a number or ``[C, 1]``."""
+    if isinstance(K, int):
+        return now.total(rate)
+    tau = numbers_of_steps(oracle, K).tolist()
+    totals = {steps: now.total(rate, steps) for steps in {*tau}}
+    device, dtype = oracle.sampler.device, oracle.sampler.dtype
+    return to_device(np.array([[totals[steps]] for steps in tau]), device, dtype)
 
 
 @hyperparameters
@@ -25,7 +52,7 @@ class UnequalSteps(Algorithm):
     steps = "longest"
 
     def __post_init__(self):
-        if not np.size(self.tau) or np.min(self.tau) < 1:
+        if not isinstance(self.tau, Epochs) and (not np.size(self.tau) or np.min(self.tau) < 1):
             got = short_repr(self.tau)
             raise ValueError(f"tau: expected at least 1 local step per client, got {got}")
 
@@ -36,12 +63,14 @@ class UnequalSteps(Algorithm):
             )
 
     @property
-    def longest(self) -> int:
+    def longest(self) -> int | Epochs:
         """The largest number of local steps among the clients."""
-        return int(np.max(self.tau))
+        return self.tau if isinstance(self.tau, Epochs) else int(np.max(self.tau))
 
     def steps_of(self, now, oracle) -> np.ndarray:
         """Return the numbers of local steps of the clients that are stepped together, ``[C]``."""
+        if isinstance(self.tau, Epochs):
+            return numbers_of_steps(oracle, self.tau)
         return np.broadcast_to(self.tau, now.clients)[oracle.client]
 
 

@@ -33,10 +33,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 
+from mpifed.algorithms.unequal_steps import local_steps, total_step_size
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.epochs import Epochs, LocalSteps
 from mpifed.core.records import Record, stored, within_round
 from mpifed.core.schedules import PositiveRate, Rate
 from mpifed.core.sets import Sets
@@ -51,7 +54,7 @@ _CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's var
 class _Corrected(Algorithm):
     """Base class: local steps corrected by c - c_i, and the server's step with stored variates."""
 
-    K: int = Field(ge=1, description="local steps per round")
+    K: LocalSteps = Field(description="local steps per round")
 
     steps = "K"
     shared = Record(x="x", y="y") | _VARIATES
@@ -62,11 +65,13 @@ class _Corrected(Algorithm):
         x, y = shared.x, shared.y                                                           # line 7
         bx, by = shared.cx - client.cx, shared.cy - client.cy
         sets = oracle.sets if self.projects == "clients" else Sets()
-        for k in range(1, self.K + 1):                                                      # line 8
+        for k, active in local_steps(oracle, self.K):                                       # line 8
             t = now.step(k)
             gx, gy = oracle.grad(x, y, sample())                                            # line 9
-            x = sets.x(x - self.eta_xl(t) * (gx + bx))                                      # line 10
-            y = sets.y(y + self.eta_yl(t) * (gy + by))
+            new_x = sets.x(x - self.eta_xl(t) * (gx + bx))                                  # line 10
+            new_y = sets.y(y + self.eta_yl(t) * (gy + by))
+            x = new_x if active is None else torch.where(active, new_x, x)
+            y = new_y if active is None else torch.where(active, new_y, y)
         message.dx, message.dy = x - shared.x, y - shared.y                                 # line 13
 
     def server_steps(self, now, shared, mean):
@@ -78,9 +83,10 @@ class _Corrected(Algorithm):
         shared.cx += now.cohort_weight * mean.dcx                                           # line 17
         shared.cy += now.cohort_weight * mean.dcy
 
-    def change(self, now, shared, message):
+    def change(self, now, shared, message, oracle):
         """Return c_i⁺ - c_i for the variate of option II, c_i⁺ = c_i - c - dx / (K η_l), in y with + dy."""
-        mean_x, mean_y = -message.dx / now.total(self.eta_xl), message.dy / now.total(self.eta_yl)
+        mean_x = -message.dx / total_step_size(now, oracle, self.K, self.eta_xl)
+        mean_y = message.dy / total_step_size(now, oracle, self.K, self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 
     def store(self, client, message, change):
@@ -114,6 +120,10 @@ class SAGDA(_Corrected):
     cites = ("yang2022sagda",)
     paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient per step, fresh: and 1 per round"
 
+    def __post_init__(self):
+        if self.full_batch and isinstance(self.K, Epochs):
+            raise ValueError("K: steps with exact gradients have no epochs: expected an integer")
+
     @property
     def projects(self) -> str:  # type: ignore[override]
         return self.projection
@@ -145,7 +155,7 @@ class SAGDA(_Corrected):
 
     def client_round(self, now, shared, client, message, oracle):
         self.client_steps(now, shared, client, message, oracle)
-        self.store(client, message, self.change(now, shared, message))
+        self.store(client, message, self.change(now, shared, message, oracle))
 
     def sample(self, oracle):
         """Return the sample of a local step or of a variate."""
@@ -218,7 +228,7 @@ class SCAFFOLD(_Corrected):
     def client_round(self, now, shared, client, message, oracle):
         self.local_steps(now, shared, client, message, oracle, oracle.sample)
         if self.option == "II":
-            change = self.change(now, shared, message)
+            change = self.change(now, shared, message, oracle)
         else:
             xi = oracle.full_batch if self.option == "I" else oracle.sample()
             gx, gy = oracle.grad(shared.x, shared.y, xi)                                    # line 12 (i)

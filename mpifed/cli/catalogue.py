@@ -242,7 +242,7 @@ def example_settings(cls: type, settings: dict | None = None) -> dict:
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
     for field in _required(cls):
-        filled.setdefault(field.name, 4 if field.type in (int, "int") else 0.01)
+        filled.setdefault(field.name, 4 if field.type in (int, "int", "LocalSteps") else 0.01)
     return {name: filled.pop(name) for name in settings_of(cls) if name in filled} | filled
 
 

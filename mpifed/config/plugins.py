@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +25,10 @@ from mpifed.base.plugins import (
     load_object,
     plugin_of,
 )
-from mpifed.base.settings import build, settings_of, suggest, title
+from mpifed.base.settings import build, join_names, settings_of, suggest, title
 from mpifed.config.tables import to_toml
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import Epochs
 from mpifed.core.problem import Problem
 
 __all__ = ["changed_sources", "expect_same_sources", "find_class", "builtin_classes", "create", "name_of"]
@@ -86,6 +88,9 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
         ConfigError: settings are wrong, one line each, or user code has raised an error.
     """
 
+    if section == "algorithm":
+        _expect_steps(cls, settings)
+
     def make():
         return build(cls, settings, section, known)
 
@@ -94,6 +99,26 @@ def create(cls: type, settings: dict[str, Any], section: str, known: Mapping[str
         return call_user_code(what, make) if plugin_of(cls) else make()
     except ConfigError as error:
         raise ConfigError(f"{error}{_replacement(cls, settings, section)}") from error.__cause__
+
+
+def _expect_steps(cls: type, settings: dict[str, Any]) -> None:
+    """Raise a ConfigError for a number in epochs in a setting of the method ``cls`` that is an integer."""
+    for name in settings.keys() & settings_of(cls).keys():
+        value = settings[name]
+        if isinstance(value, dict) and [*value] == ["epochs"] and not _accepts_epochs(cls, name):
+            methods = builtin_classes("algorithm").items()
+            accepting = (
+                method for method, c in methods if any(_accepts_epochs(c, s) for s in settings_of(c))
+            )
+            raise ConfigError(
+                f"algorithm.{name}: {cls.__name__} has no local steps in epochs, got {short_repr(value)}: "
+                f"set a number, or use one of {join_names(accepting)}"
+            )
+
+
+def _accepts_epochs(cls: type, name: str) -> bool:
+    """Return whether a setting of a method may be a number of local steps in epochs."""
+    return Epochs in typing.get_args(settings_of(cls)[name].annotation)
 
 
 def _replacement(cls: type, settings: dict[str, Any], section: str) -> str:

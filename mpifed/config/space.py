@@ -28,6 +28,7 @@ from mpifed.base.settings import default_of, is_number, options_in, settings_of,
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import set_key
 from mpifed.core.adaptive import Decay
+from mpifed.core.epochs import LocalSteps
 from mpifed.core.schedules import PositiveRate, Rate, StormWeight, Threshold, Weight
 
 __all__ = ["Choice", "Range", "Space", "space_of"]
@@ -220,6 +221,8 @@ def _given_setting(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
         yield key, choice if len(value) > 1 else value[0]
     elif isinstance(value, dict) and value.keys() & {"low", "high"}:
         yield key, _range(key, value, hint, field)
+    elif hint == LocalSteps:
+        yield key, value
     elif isinstance(value, dict) or (members and isinstance(value, str)):
         table = value if isinstance(value, dict) else {"name": value}
         inner = members and members.get(table.get("name"))
@@ -265,7 +268,7 @@ def _range(key: str, value: dict, hint, field) -> Range:
         raise ConfigError(f"{key}: expected a range from {least:g} to {most:g}, got {short_repr(value)}")
     if isinstance(low, int) and isinstance(high, int) and hint is not float:
         return Range(low, high, integer=True, least=least, most=most)
-    if hint is int:
+    if hint in (int, LocalSteps):
         raise ConfigError(f"{key} is an integer: expected integers low and high, got {short_repr(value)}")
     if _is_decay(hint, field) and high < 1:
         return Range(round(1 - high, 12), round(1 - low, 12), complement=True, most=1.0)

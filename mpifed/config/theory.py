@@ -18,8 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code, data_folder
-from mpifed.base.settings import default_of, flatten, is_number, settings_of, suggest
+from mpifed.base.settings import as_table, default_of, flatten, is_number, settings_of, suggest
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.epochs import Epochs
 from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
 from mpifed.simulation.settings import SimulationSettings
@@ -146,6 +147,11 @@ def _known_from_job(method: type[Algorithm], settings: dict, table: dict) -> dic
     values = {name: default_of(field) for name, field in settings_of(method).items()} | settings
     known = {name: value for name, value in values.items() if is_number(value)}
     participation = table.get("participation")
+    if isinstance(steps := values.get(method.steps), dict | Epochs):
+        raise ConfigError(
+            "theorems need the same number of local steps for all clients: expected an integer "
+            f"algorithm.{method.steps}, got {short_repr(as_table(steps))}"
+        )
     counts = {
         "rounds": table.get("rounds", SimulationSettings.model_fields["rounds"].default),
         "local_steps": known.get(method.steps, 1),

@@ -35,14 +35,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpifed.base.errors import ContractError
+from mpifed.core.epochs import Epochs
 from mpifed.core.records import Adaptive, Blocks, NotSent, Record, Stored, WithinRound
 from mpifed.core.schedules import Step
 from mpifed.core.sets import Sets
 from mpifed.core.streams import Stream
 
 __all__ = [
-    "Algorithm", "Now", "Phase", "communicated_fields", "constant_matrices", "local_steps", "stored_fields",
-    "undeclared_stored_fields", "updated_matrices",
+    "Algorithm", "Now", "Phase", "communicated_fields", "constant_matrices", "counts_epochs", "local_steps",
+    "stored_fields", "undeclared_stored_fields", "updated_matrices",
 ]  # fmt: skip
 
 
@@ -80,7 +81,7 @@ class Now:
     Attributes:
         round: number of the round, from 1; 0 for the start phases. Rounds without participating clients
             are not counted.
-        steps: number of local steps per round.
+        steps: number of local steps per round, the largest of all clients.
         clients: N, the number of all clients.
         cohort: the number of clients that participate.
         cohort_weight: the cohort's share of the total weight: cohort / clients for uniform weights.
@@ -112,7 +113,8 @@ class Now:
     def step(self, k: int) -> Step:
         """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps.
 
-        k = 0 is the last step of the round before.
+        Every round adds :attr:`steps` to t, so that t is the same for all clients. k = 0 is the last step of
+        the round before.
 
         Raises:
             ContractError: ``k`` exceeds the number of local steps, which ``Algorithm.steps`` names.
@@ -125,9 +127,14 @@ class Now:
         before = (self.round - 1) * self.steps if self.steps_before is None else self.steps_before
         return Step(before + k, self.round if k > 0 else self.round - 1)
 
-    def total(self, rate: Callable[[int], float]) -> float:
-        """Return the sum of a step size over the local steps of this round, which is K η for a constant η."""
-        return math.fsum(rate(self.step(k)) for k in range(1, self.steps + 1))  # bitwise K η: rounded once
+    def total(self, rate: Callable[[int], float], steps: int | None = None) -> float:
+        """Return the sum of a step size over the local steps of this round, which is K η for a constant η.
+
+        Args:
+            steps: number of steps of a client; default: all.
+        """
+        last = self.steps if steps is None else steps
+        return math.fsum(rate(self.step(k)) for k in range(1, last + 1))  # bitwise K η: rounded once
 
     def stream(self, purpose: str, clients=(0,), count: int = 1) -> Stream:
         """Return random numbers of this round, the same in every call and on every rank.
@@ -181,7 +188,8 @@ class Algorithm:
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns. Empty: the
     #: output rule "average" is the average of the points after each round.
     averages: ClassVar[dict[str, str]] = {}
-    #: Name of the hyperparameter with the number of local steps per round.
+    #: Name of the hyperparameter with the number of local steps per round, an integer or
+    #: :class:`~mpifed.core.epochs.Epochs`.
     steps: ClassVar[str] = ""
 
     shared: ClassVar[Record]
@@ -217,9 +225,19 @@ class Algorithm:
         """Initialise fields of ``shared`` that start neither at 0 nor at the problem's starting point."""
 
 
-def local_steps(method: Algorithm) -> int:
-    """Return the number of local steps per round of a method."""
-    return getattr(method, method.steps) if method.steps else 1
+def counts_epochs(method: Algorithm) -> bool:
+    """Return whether the number of local steps of a method is given in epochs."""
+    return bool(method.steps) and isinstance(getattr(method, method.steps), Epochs)
+
+
+def local_steps(method: Algorithm, per_epoch: int = 1) -> int:
+    """Return the number of local steps per round of a method, the largest of all clients.
+
+    Args:
+        per_epoch: the largest number of steps per epoch, for a method that counts epochs.
+    """
+    steps = getattr(method, method.steps) if method.steps else 1
+    return steps.epochs * per_epoch if isinstance(steps, Epochs) else steps
 
 
 def updated_matrices(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:

@@ -104,6 +104,16 @@ class OracleOptions(Section):
         ge=0,
         description="number of rows in a sample ξ; 0 uses all data of the client (exact local gradients)",
     )
+    sampling: Literal["with_replacement", "without_replacement"] = Field(
+        "with_replacement",
+        description="how rows are drawn; without_replacement: the samples of a client in a round pass "
+        "through a random permutation of its rows, a new one in each epoch",
+    )
+    drop_last: bool = Field(
+        False,
+        description="leave out the last minibatch of an epoch if it has fewer than batch_size rows, unless "
+        "it is the only one",
+    )
     noise: Noise | None = Field(
         None, description='additive gradient noise, e.g. { name = "gaussian", scale = 0.1 }'
     )
@@ -117,4 +127,11 @@ class OracleOptions(Section):
         None, description="clip the gradient of each block, or of all blocks together; default: block"
     )
 
-    needs: ClassVar[Needs] = {"clip_over": ("clip", lambda oracle: oracle.clip is not None)}
+    needs: ClassVar[Needs] = {
+        "sampling": ("batch_size >= 1", lambda oracle: oracle.batch_size),
+        "drop_last": (
+            "sampling = 'without_replacement'",
+            lambda oracle: oracle.sampling == "without_replacement",
+        ),
+        "clip_over": ("clip", lambda oracle: oracle.clip is not None),
+    }

@@ -163,6 +163,11 @@ class Oracle:
         """Number of rows of each client's data, or of its full batch if samples are generated, ``[C]``."""
         return self.sampler.sizes[self._positions]
 
+    @property
+    def steps_per_epoch(self) -> np.ndarray:
+        """Number of minibatches of each client's epoch, ``[C]``; 1 with full batches."""
+        return self.sampler.batches_per_epoch(self._positions)
+
     def steps(self, tau) -> Iterator[torch.Tensor]:
         """Iterate over the local steps of clients with different numbers of steps.
 
@@ -223,6 +228,40 @@ class Oracle:
             for above, (_, norm, scale) in zip(exceeds, scaled)
         ]
         return tuple((row * f).view_as(part) for part, (row, *_), f in zip(parts, scaled, factors))
+
+    def _by_rows(self, evaluate, point: Sequence[torch.Tensor], xi: Sample):
+        """Return ``evaluate(point, xi)`` with a client axis, also for minibatches of different sizes.
+
+        Clients with equal numbers of rows are evaluated together, and a single one with a copy of itself, so
+        that no bits depend on the other clients. Clients that do not take a step of :meth:`steps` are left
+        out: their results are undefined.
+
+        Args:
+            point: blocks, ``[C, d]`` or ``[d]``.
+        """
+        if xi.rows is None:
+            return evaluate(point, xi)
+        # Compiled code is specialised to the number of clients.
+        is_partial = self._active is not None and self.evaluation.compile == "none"
+        rows = xi.rows * self._active if is_partial else xi.rows
+        sizes = np.unique(rows)
+        if len(sizes) == 1 and sizes[0] == xi.batch[0].shape[1]:
+            return evaluate(point, xi)
+        results, position, stop, count = [], np.zeros_like(rows), 0, self._count
+        try:
+            for size in sizes[sizes > 0].tolist():
+                clients = np.flatnonzero(rows == size)
+                position[clients] = np.arange(stop, stop + len(clients))
+                if len(clients) == 1:
+                    clients = clients.repeat(2)
+                index, self._count = to_device(clients, self.sampler.device), len(clients)
+                blocks = [block if block.dim() == 1 else block.index_select(0, index) for block in point]
+                results.append(evaluate(blocks, xi.of_clients(index, size)))
+                stop += len(clients)
+        finally:
+            self._count = count
+        order = to_device(position, self.sampler.device)
+        return mapped(lambda *parts: torch.cat(parts).index_select(0, order), *results)
 
     def _stack_over_clients(self, evaluate, *points):
         """Stack the results of ``evaluate(*points, batch)`` on all data of each client."""
@@ -346,7 +385,7 @@ class MinimaxOracle(Oracle):
         if xi.is_full_batch:
             gradients = self._stack_over_clients(self._evaluate_client, *point)
         else:
-            gradients = self._on_minibatch(point, xi)
+            gradients = self._by_rows(self._on_minibatch, point, xi)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
         for block, weight, centre in self._terms:
@@ -418,7 +457,7 @@ class OperatorOracle(Oracle):
         if xi.is_full_batch:
             value = self._stack_over_clients(self._evaluate_client, z)
         else:
-            value = self._operator(z, xi.batch)
+            value = self._by_rows(lambda point, xi: self._operator(*point, xi.batch), (z,), xi)
         return self._clipped(value if xi.noise is None else value + xi.noise)[0]
 
     def _evaluate_client(self, z, batch):
@@ -476,11 +515,11 @@ class CompositionOracle(Oracle):
         point = point.expand(self._count, -1)
         if analytic is None:
             single, several = automatic
-            return (
-                self._stack_over_clients(single, point) if xi.is_full_batch else several(point, xi.loss_input)
-            )
+            if xi.is_full_batch:
+                return self._stack_over_clients(single, point)
+            return self._by_rows(lambda point, xi: several(*point, xi.loss_input), (point,), xi)
         if not xi.is_full_batch:
-            return analytic(point, xi.batch)
+            return self._by_rows(lambda point, xi: analytic(*point, xi.batch), (point,), xi)
         return self._stack_over_clients(
             lambda x, batch: mapped(
                 lambda t: t[0], analytic(x[None], tuple(column[None] for column in batch))
@@ -539,7 +578,7 @@ class BilevelOracle(Oracle):
         if xi.is_full_batch:
             value = self._stack_over_clients(lambda x, y, batch: of.single((x, y), batch)[0], *point)
         elif self.batched:
-            value = of.several(point, xi.loss_input, self._count)
+            value = self._by_rows(lambda point, xi: of.several(point, xi.loss_input, self._count), point, xi)
         else:
             value = of.single(point, xi.single_loss_input)
         return [*torch.split_with_sizes(value, self._split, 1)]
@@ -565,9 +604,10 @@ class BilevelOracle(Oracle):
         self._count_call()
         if zeta.is_full_batch:
             value = self._stack_over_clients(self._products_of_client, x, y, v)
+        elif self.batched:
+            value = self._by_rows(self._products_of_clients, (x, y, v), zeta)
         else:
-            batch = zeta.loss_input if self.batched else zeta.single_loss_input
-            value = self._lower.products((x, y), v, batch, self._count if self.batched else None)
+            value = self._lower.products((x, y), v, zeta.single_loss_input)
         products = [*torch.split_with_sizes(value, self._split, 1)]
         if zeta.noise is not None:
             products = [p + noise for p, noise in zip(products, self._noise(zeta.noise)[3:])]
@@ -575,6 +615,10 @@ class BilevelOracle(Oracle):
 
     def _products_of_client(self, x, y, v, batch):
         return self._lower.products((x, y), v, batch)[0]
+
+    def _products_of_clients(self, point, zeta):
+        x, y, v = point
+        return self._lower.products((x, y), v, zeta.loss_input, self._count)
 
     def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         dx, dy = self._split

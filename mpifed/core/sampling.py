@@ -6,6 +6,10 @@ not matter, because every random number has an address (see :mod:`mpifed.core.st
 those of several rounds if they are few, and gathers the rows of as many samples as fit into the processor's
 cache. Drawn numbers, gathered samples and full batches are blocks of one :class:`_BlockCache`.
 
+Rows are drawn with replacement, or without: then the samples of a client in a round pass through its rows in
+the order of a random permutation, a new one in each epoch (:mod:`mpifed.core.epochs`). The permutation of an
+epoch has an address, so a sample is determined by its number here, too.
+
 Dropout masks and augmentation are part of the sample ξ, like the noise of a gradient: see
 :mod:`mpifed.core.sample_words`.
 """
@@ -24,11 +28,12 @@ import torch
 from mpifed.base.errors import ContractError
 from mpifed.core.client_data import ClientData, Columns
 from mpifed.core.device import DeviceStream, to_device, to_device_as
+from mpifed.core.epochs import batches_per_epoch, shortest_batch
 from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import Problem, sizes_of, user_problem
 from mpifed.core.sample_words import AddressedBatch
-from mpifed.core.streams import Stream
+from mpifed.core.streams import Stream, permutations
 
 __all__ = ["Sample", "SampleNumbers", "Sampler", "drawn_at_once"]
 
@@ -156,12 +161,14 @@ class Sample:
             has dropout (see the module's docstring); otherwise ``None``.
         single: the minibatch of a single client, tensors ``[b, ...]``, from which ``batch`` is computed when
             it is needed; ``None`` for several clients.
+        rows: number of rows of each client's minibatch, ``[C]``, if they may differ: the minibatch of a
+            client consists of its first rows in ``batch``. ``None`` if all rows of ``batch`` are used.
 
     Attributes:
         is_full_batch: whether the sample consists of all data of each client; then ``batch`` is ``None``.
     """
 
-    __slots__ = ("_batch", "noise", "address", "single", "is_full_batch")
+    __slots__ = ("_batch", "noise", "address", "single", "rows", "is_full_batch")
 
     def __init__(
         self,
@@ -169,9 +176,11 @@ class Sample:
         noise: torch.Tensor | None = None,
         address: torch.Tensor | None = None,
         single: Sequence[torch.Tensor] | None = None,
+        rows: np.ndarray | None = None,
     ):
         self._batch: Any = batch
         self.single: Any = single
+        self.rows: Any = rows
         self.noise, self.address = noise, address
         self.is_full_batch = batch is None and single is None
 
@@ -191,6 +200,11 @@ class Sample:
     def single_loss_input(self) -> tuple[torch.Tensor, ...] | AddressedBatch:
         """The ``batch`` argument of the loss of a single client, with its address if there is dropout."""
         return self.single if self.address is None else AddressedBatch(self.single, self.address[0])
+
+    def of_clients(self, clients: torch.Tensor, rows: int) -> Sample:
+        """Return the sample without noise of the clients at these positions, which have ``rows`` rows."""
+        batch = tuple(column[:, :rows].index_select(0, clients) for column in self.batch)
+        return Sample(batch, address=None if self.address is None else self.address.index_select(0, clients))
 
 
 #: Round, rows of a minibatch (0 for all), and "g" or "f" if samples are generated for that function.
@@ -215,6 +229,7 @@ class Sampler:
         hosted: positions of the clients that this rank hosts. Default: all clients.
         kept: maximum size in bytes of the data kept on the device, except those of the selected members.
             Default: the data of all hosted clients are loaded at the start.
+        sampling, drop_last: how rows are drawn, see :class:`~mpifed.core.noise.OracleOptions`.
 
     Raises:
         ContractError: data, or the first generated sample, are not finite.
@@ -224,6 +239,7 @@ class Sampler:
         selection: how the method selects the samples of this round: "counted" by ``oracle.sample()``,
             "numbered" by ``oracle.sample(number=k)``, "" before the first sample.
         has_addresses: whether samples have addresses, for dropout or for augmentation.
+        permutes: whether rows are drawn without replacement.
         generates_samples: whether the problem generates its samples.
         stacks_full_batches: whether all clients have full batches of one size, which are evaluated together.
     """
@@ -243,7 +259,10 @@ class Sampler:
         device,
         hosted: slice = slice(None),
         kept: int | None = None,
+        sampling: str = "with_replacement",
+        drop_last: bool = False,
     ):
+        self.permutes, self.drop_last = sampling == "without_replacement", drop_last
         self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
@@ -280,6 +299,21 @@ class Sampler:
             missing = ~self._store.is_loaded[self._hosted]
             sizes[missing] = sizes_of(self.problem, clients[missing])
         return sizes
+
+    def batches_per_epoch(self, positions: np.ndarray, size: int | None = None) -> np.ndarray:
+        """Return the number of minibatches per epoch of the clients at ``positions``, ``[C]``.
+
+        Args:
+            size: number of rows; default: the batch size.
+        """
+        size = self.batch_size if size is None else size
+        return batches_per_epoch(self.sizes[positions], size, self.drop_last)
+
+    def shortest_batches(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the rows of the shortest minibatch of clients with these numbers of rows, ``[C]``."""
+        if not self.permutes:
+            return np.full_like(sizes, self.batch_size)
+        return shortest_batch(sizes, self.batch_size, self.drop_last)
 
     @property
     def _constant(self) -> bool:
@@ -442,7 +476,7 @@ class Sampler:
         clients = rows.stop - rows.start
         count, clients = (count * clients, 1) if per_client else (count, clients)
         batches: Sequence[Any] = [None] * count
-        single, noise, addresses = batches, batches, batches
+        single, noise, addresses, lengths = batches, batches, batches, batches
         if self._uses_full_batches(key):
             full = self.full_sample(rows)
             batches, single = [full.batch] * count, [full.single] * count
@@ -452,6 +486,12 @@ class Sampler:
                 batches = _unbind_columns(columns, count)
             else:
                 single = _unbind_columns([column[:, 0] for column in columns], count)
+            if self.permutes:
+                sizes = samples_first(torch.from_numpy(self._batch_rows(key[1], rows, numbers))).numpy()
+                if clients > 1:
+                    lengths = [*sizes]
+                else:
+                    single = [tuple(c[:size] for c in batch) for batch, size in zip(single, sizes[:, 0])]
         if self.noise is not None:
             of_package = type(self.noise) in NOISES.values()
 
@@ -468,7 +508,7 @@ class Sampler:
             noise = samples_first(drawn).unbind()
         if self.has_addresses:
             addresses = samples_first(self._addresses(round, rows, numbers)).unbind()
-        return list(map(Sample, batches, noise, addresses, single))
+        return list(map(Sample, batches, noise, addresses, single, lengths))
 
     def _uses_full_batches(self, key: _Key) -> bool:
         """Return whether a sample consists of all data of a client."""
@@ -497,6 +537,9 @@ class Sampler:
             if self.generates_samples:
                 stream.of = of
                 return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
+            if self.permutes:
+                chosen = self._permuted_rows(stream, members, size) + self.offsets[members, None, None]
+                return (to_device(chosen, self.device),)
             if len(members) * stream.count * size >= DRAWN_ON_DEVICE:
                 stream = self._on_device(stream)
             return (self._draw_rows(stream, members, size),)
@@ -520,6 +563,32 @@ class Sampler:
             drawn.append(numbers + to_device(first, self.device)[:, None, None])
             first = first + rows
         return torch.cat(drawn, dim=-1) if strata else drawn[0]
+
+    def _permuted_rows(self, stream: Stream, members: np.ndarray, size: int) -> np.ndarray:
+        """Return the row numbers of samples drawn without replacement, int64 ``[members, count, size]``.
+
+        A short minibatch is filled up with copies of a row.
+        """
+        rows, batches = self.sizes[members], self.batches_per_epoch(members, size)[:, None]
+        epoch, batch = np.divmod(np.arange(stream.first, stream.first + stream.count), batches)
+        counts = epoch[:, -1] - epoch[:, 0] + 1
+        starts = np.cumsum(counts) - counts
+        numbers = np.arange(counts.sum()) - np.repeat(starts - epoch[:, 0], counts)
+        address = np.broadcast_to(stream.round, len(members)), stream.clients, rows
+        round, client, lengths = (np.repeat(part, counts) for part in address)
+        permuted = permutations(self.seed, "permutation", client, round, numbers, lengths)
+        ends = np.cumsum(lengths)
+        place = batch[..., None] * size + np.arange(size)
+        first = (ends - lengths)[starts[:, None] + epoch - epoch[:, :1]]
+        return permuted[first[..., None] + np.minimum(place, rows[:, None, None] - 1)]
+
+    def _batch_rows(self, size: int, rows: slice, numbers: SampleNumbers) -> np.ndarray:
+        """Return the rows of samples drawn without replacement, ``[C, count]`` or ``[C]`` as ``numbers``."""
+        members = self.members[rows]
+        sizes, batches = self.sizes[members], self.batches_per_epoch(members, size)
+        if isinstance(numbers, range):
+            sizes, batches = sizes[:, None], batches[:, None]
+        return np.minimum(size, sizes - np.asarray(numbers) % batches * size)
 
     def _drawn(
         self,

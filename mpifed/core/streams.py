@@ -26,7 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BYTES_PER_DRAW", "Stream", "generator", "key", "global_states", "philox", "seeded_globals"]
+__all__ = [
+    "BYTES_PER_DRAW", "Stream", "generator", "key", "global_states", "permutations", "philox",
+    "seeded_globals",
+]  # fmt: skip
 
 #: Peak memory per uniform or normal number during a draw, in bytes.
 BYTES_PER_DRAW = 40
@@ -131,6 +134,29 @@ class Stream:
     def permutation(self, n: int) -> Any:
         """Return a random permutation of ``range(n)`` per client and sample, int64 ``[C, count, n]``."""
         return self.math.argsort(self.uniform(n), stable=True)
+
+
+def permutations(
+    seed: int, purpose: str, clients: np.ndarray, rounds: np.ndarray, indices: np.ndarray, sizes: np.ndarray
+) -> np.ndarray:
+    """Return a random permutation of ``range(size)`` per address, one after another, int64 ``[sizes.sum()]``.
+
+    Each is that of ``Stream(seed, purpose, [client], round, first=index).permutation(size)``. Here, one call
+    computes permutations of different sizes.
+
+    Args:
+        clients, rounds, indices: the addresses, int64 ``[P]``.
+        sizes: size of each permutation, int64 ``[P]``.
+    """
+    lanes = -(-sizes // 2)  # a lane has four words, and a number of 52 bits takes two
+    address = np.repeat(np.stack([indices, rounds, clients]).astype(np.uint64), lanes, axis=1)
+    lane = np.arange(lanes.sum()) - np.repeat(np.cumsum(lanes) - lanes, lanes)
+    words = np.stack(philox((lane.astype(np.uint64), *address), key(seed, purpose)), axis=-1).reshape(-1, 2)
+    numbers = words[:, 0] << 20 | words[:, 1] >> 12
+    if (sizes % 2).any():  # the last number of an odd size is not used
+        numbers = np.delete(numbers, (2 * np.cumsum(lanes) - 1)[sizes % 2 == 1])
+    order = np.lexsort((numbers, np.repeat(np.arange(len(sizes)), sizes)))
+    return order - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def global_states() -> tuple[Any, ...]:

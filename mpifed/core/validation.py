@@ -22,6 +22,7 @@ from mpifed.base.errors import ContractError, message_of, short_repr, user_code_
 from mpifed.base.settings import suggest, title
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.device import as_tensor
+from mpifed.core.epochs import Epochs
 from mpifed.core.problem import (
     Problem,
     as_family,
@@ -123,7 +124,7 @@ def _records(method: Algorithm) -> Iterator[str]:
             yield from _misplaced(name, record)
         else:
             yield f".{name} must be a Record, got {short_repr(record)}"
-    if method.steps and type(getattr(method, method.steps, None)) is not int:
+    if method.steps and type(getattr(method, method.steps, None)) not in (int, Epochs):
         yield f".steps = {method.steps!r} must name the integer hyperparameter that counts local steps"
 
 

@@ -117,6 +117,12 @@ def choose_group(
     least, most = _sizes(sampler, comm) if uses_full_batches or not sampler.batch_size else (0, 0)
     unequal = not sampler.batch_size and least < most
     compiled = config.run.compile != "none"
+    if compiled and sampler.permutes and _has_short_batches(sampler, comm):
+        fix = "a batch_size of at most the rows of a client" if sampler.drop_last else "drop_last = true"
+        raise CollectiveError(
+            f"compiled gradients need minibatches of one size, got minibatches of fewer than "
+            f"{sampler.batch_size} rows at the end of an epoch: set oracle.{fix}, or run.compile = 'none'"
+        )
     if unequal and (group not in (None, 1) or compiled):
         how, option = ("compiled", "compile = 'none'") if compiled else ("vectorised", "group = 1")
         raise CollectiveError(
@@ -163,6 +169,12 @@ def choose_group(
     return GroupChoice(
         size, f"clients are vectorised, {'all of a rank' if size == members else size} at a time"
     )
+
+
+def _has_short_batches(sampler: Sampler, comm: SerialComm) -> bool:
+    """Return whether a client has a minibatch of fewer rows than the batch size. Collective."""
+    shortest = sampler.shortest_batches(sampler.hosted_sizes())
+    return bool(reduce_number(comm, (shortest < sampler.batch_size).any(), "max"))
 
 
 def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
@@ -277,6 +289,8 @@ def _differs(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
             noise_width=sampler.width,
             dtype=sampler.dtype,
             device=sampler.device,
+            sampling="without_replacement" if sampler.permutes else "with_replacement",
+            drop_last=sampler.drop_last,
         )
         single.stacks_full_batches = sampler.stacks_full_batches
         oracle = ORACLES[problem.family](problem, single, True, evaluation)
@@ -313,6 +327,8 @@ def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
     samples = [oracle.sample()]
     if oracle.sampler.stacks_full_batches:
         samples.append(oracle.full_batch)
+    if oracle.sampler.permutes:  # the last minibatch of an epoch may be short
+        samples.append(oracle.sampler.samples(int(oracle.steps_per_epoch[0]) - 1, slice(0, count))[0])
     return leaves([evaluate(oracle, *map(torch.clone, points), xi) for xi in samples])
 
 

@@ -20,7 +20,7 @@ import torch
 
 from mpifed.base.errors import ContractError
 from mpifed.base.log import warning
-from mpifed.core.algorithm import local_steps
+from mpifed.core.algorithm import counts_epochs, local_steps
 from mpifed.core.metrics import Column, Details
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.simulation.settings import SimulationSettings
@@ -55,7 +55,8 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int], siz
         return config.run.eval_every
     shortest = INTERVAL if config.measures else min(INTERVAL, max(1, config.rounds // POINTS))
     clients, method = config.problem.clients, config.algorithm
-    batch = config.oracle.batch_size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
+    size = 0 if counts_epochs(method) else config.oracle.batch_size  # an epoch evaluates all rows
+    batch = size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
     batch *= config.problem.gradients_per_call
     tuned = clients * config.personalize.steps * batch if config.personalize else 0
     scored = sum(rows.values()) + ROWS_PER_GRADIENT * tuned

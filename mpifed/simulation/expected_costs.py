@@ -8,6 +8,7 @@ one of the ranks, with the job's cohorts, which counts the bytes that the rank s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import local_steps
+from mpifed.core.epochs import Epochs
 from mpifed.core.participation import Available, Participation, Uniform
 from mpifed.core.problem import Problem, sizes_of
 from mpifed.core.records import Record, State
@@ -163,11 +165,17 @@ def _of_one_client(config: SimulationSettings) -> SimulationSettings:
     clients = config.problem.clients
     partial = bool(config.participation.partial_setting(clients)) and clients > 1
     alone = Participation.model_construct(availability=_FirstClient())
+    method = config.algorithm
+    # One local step instead of epochs, which changes no volume.
+    epochs = {name: 1 for name, value in vars(method).items() if isinstance(value, Epochs)}
     run = {"reduction": "fused", "transport": "host", "placement": "even", "group": 1, "compile": "none"}
     return config.model_copy(
         update={
+            "algorithm": dataclasses.replace(method, **epochs) if epochs else method,
             "participation": alone if partial else Participation(),
-            "oracle": config.oracle.model_copy(update={"batch_size": min(1, config.oracle.batch_size)}),
+            "oracle": config.oracle.model_copy(
+                update={"batch_size": min(1, config.oracle.batch_size), "sampling": "with_replacement"}
+            ),
             "run": config.run.model_copy(update={**run, "evaluate_on": ()}),
             "metrics": (),
             **dict.fromkeys(("clock", "measures", "personalize")),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from mpifed.base.errors import user_code_errors
+from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.base.nested import leaves
 from mpifed.base.settings import as_table, is_number, settings_of, type_hints
 from mpifed.core.algorithm import Algorithm
@@ -239,7 +239,7 @@ def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
 @torch.no_grad()
 def expect_gradient(oracle: Oracle, uses_full_batches: bool, comm: SerialComm) -> None:
     """Evaluate the gradient of this rank's client with the fewest rows, of those whose data are loaded,
-    forward and backward. Collective.
+    forward and backward, and that on the shortest minibatch. Collective.
 
     Args:
         uses_full_batches: whether the method also evaluates all data of a client.
@@ -266,6 +266,32 @@ def expect_gradient(oracle: Oracle, uses_full_batches: bool, comm: SerialComm) -
             with user_code_errors(what, clients=sampler.clients[position : position + 1].tolist()):
                 _evaluate(oracle, xi)
         sampler.begin_round(0)
+        _expect_gradient_of_short_batch(oracle, loaded)
+
+
+def _expect_gradient_of_short_batch(oracle: Oracle, loaded: np.ndarray) -> None:
+    """Evaluate the gradient on the shortest minibatch of the clients at positions ``loaded``, if it is short.
+
+    Raises:
+        ContractError: the evaluation fails.
+    """
+    sampler = oracle.sampler
+    shortest = sampler.shortest_batches(sampler.sizes[loaded])
+    position, size = int(loaded[shortest.argmin()]), int(shortest.min())
+    if size == sampler.batch_size:
+        return
+    _select(oracle, position)
+    try:
+        _evaluate(oracle, oracle.sample(number=int(oracle.steps_per_epoch[0]) - 1))
+    except Exception as error:  # user code may raise anything
+        only = sampler.sizes[position] == size
+        fix = f"oracle.batch_size to at most {size}" if only else "oracle.drop_last = true"
+        raise ContractError(
+            f"the gradient of {type(user_problem(oracle.problem)).__name__} fails for client "
+            f"{sampler.clients[position]} on the last minibatch of an epoch, of {size} instead of "
+            f"{sampler.batch_size} rows: {type(error).__name__}: {error}: set {fix}"
+        ) from error
+    sampler.begin_round(0)
 
 
 def _select(oracle: Oracle, position: int) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifed.base.errors import user_code_errors
+from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.base.log import info
 from mpifed.base.memory import host_memory
-from mpifed.core.algorithm import Now, Phase, local_steps, updated_matrices
+from mpifed.core.algorithm import Now, Phase, counts_epochs, local_steps, updated_matrices
 from mpifed.core.autodiff import PLAIN
+from mpifed.core.epochs import batches_per_epoch
 from mpifed.core.oracle import ORACLES
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Problem, user_problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
@@ -62,6 +63,7 @@ class Rounds:
             on all ranks. All clients may have been in round 0, and when a state has been loaded.
         skipped: number of rounds in which no client participated. ``Now.round`` does not count them; random
             numbers have the addresses of all rounds.
+        steps: number of local steps per round, the largest of all clients.
         steps_done: number of local steps per client in all completed rounds. It is stored in checkpoints,
             because a run may be resumed with another number of local steps per round.
         previous_steps: number of local steps in the last round that was not skipped.
@@ -85,7 +87,6 @@ class Rounds:
         self.clients, self.costs = placement.numbers[reach.start : reach.stop], Costs()
         self.skipped, self._reported_absence = 0, False
         self.changed = np.ones(problem.clients, dtype=bool)
-        self.steps_done, self.previous_steps = 0, local_steps(config.algorithm)
         oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
         phases, start = config.algorithm.phases, config.algorithm.start
         average = Phase(_no_client_function, memory.client_blocks)
@@ -111,7 +112,14 @@ class Rounds:
                     device=buffer.device,
                     hosted=slice(first, last),
                     kept=_kept_bytes(transport.comm, buffer.device) if partial else None,
+                    sampling=config.oracle.sampling,
+                    drop_last=config.oracle.drop_last,
                 )
+        per_epoch = 1
+        if sampler.permutes or counts_epochs(config.algorithm):
+            per_epoch = _most_batches(config, sampler, transport.comm)
+        self.steps = local_steps(config.algorithm, per_epoch)
+        self.steps_done, self.previous_steps = 0, self.steps
         self.choice = choose_group(config, sampler, placement, transport.comm, group)
         self._members = placement.max_members(
             transport.comm.rank, config.participation.cohort or problem.clients
@@ -202,8 +210,8 @@ class Rounds:
             self._count_costs(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
         self.skipped += skips
         if r and not skips:
-            self.previous_steps = local_steps(self.config.algorithm)
-            self.steps_done += self.previous_steps
+            self.previous_steps = self.steps
+            self.steps_done += self.steps
         self.average_clients()
         self.costs.add_seconds(time.perf_counter() - started, self.transport.seconds - communicated)
         self.costs.wire_bytes = self.transport.wire_bytes
@@ -233,7 +241,7 @@ class Rounds:
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(
             round=r - self.skipped,
-            steps=local_steps(self.config.algorithm),
+            steps=self.steps,
             clients=self.problem.clients,
             cohort=len(cohort.members),
             cohort_weight=self.coordinator.cohort_weight(cohort),
@@ -327,6 +335,32 @@ class Rounds:
         """Return the current iterate of a block, ``[d]``; the clients' average if each has its own copy."""
         shared = self.memory.shared
         return getattr(shared if name in shared or self._average is None else self._average.mean, name)
+
+
+def _most_batches(config: SimulationSettings, sampler: Sampler, comm: SerialComm) -> int:
+    """Return the largest number of minibatches per epoch among all clients. Collective.
+
+    Raises:
+        CollectiveError: on all ranks: the problem has no rows, or has strata.
+    """
+    name = config.algorithm.steps if counts_epochs(config.algorithm) else ""
+    setting = f"algorithm.{name} in epochs" if name else "oracle.sampling = 'without_replacement'"
+    with collective_errors(comm, ValueError, OSError), user_code_errors("client_size"):
+        if len(sampler.clients) and not sampler.data or sampler.generates_samples:
+            problem, fix = type(user_problem(sampler.problem)).__name__, "leave it out"
+            raise ContractError(
+                f"{setting} needs the rows of clients, but {problem} has no client_data: "
+                f"{f'set algorithm.{name} to an integer' if name else fix}"
+            )
+        if sampler.permutes and (problem := user_problem(sampler.problem)).strata:
+            raise ContractError(
+                f"oracle.sampling = 'without_replacement': minibatches of {type(problem).__name__} have a "
+                "fixed number of rows of each stratum, such as positive and negative samples, which are drawn "
+                "with replacement: leave it out, or the setting of the strata (sampling_rate)"
+            )
+        rows = sampler.hosted_sizes()
+    batches = batches_per_epoch(rows, sampler.batch_size, sampler.drop_last)
+    return reduce_number(comm, int(batches.max(initial=1)), "max")
 
 
 def _kept_bytes(comm: SerialComm, device: torch.device) -> int:

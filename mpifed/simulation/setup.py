@@ -12,6 +12,7 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.base.plugins import data_folder, plugins_of
+from mpifed.core.algorithm import counts_epochs
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import Problem, as_family, data_read, has_sizes, sizes_of, user_problem
 from mpifed.core.streams import seeded_globals
@@ -143,13 +144,15 @@ def place_clients(config: SimulationSettings, problem: Problem, comm: SerialComm
     """Return the placement of the clients on the ranks. Collective.
 
     With ``run.placement = "balanced"``, the cost of a client is the number of rows that a full gradient
-    evaluates. Minibatches have the same number of rows on all clients.
+    evaluates. Minibatches have the same number of rows on all clients, unless the number of local steps is
+    given in epochs.
 
     Raises:
         CollectiveError: on all ranks: a client's number of samples cannot be determined.
     """
     even, source = Placement(problem.clients, comm.size), user_problem(problem)
-    if config.run.placement == "even" or config.oracle.batch_size:
+    equal = config.oracle.batch_size and not counts_epochs(config.algorithm)
+    if config.run.placement == "even" or equal:
         return even
     with (
         collective_errors(comm, ValueError, OSError),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from reference.minimax_baselines import average
+from reference.rates import most, steps_of
 from reference.sgd import SGD
 
 
@@ -24,8 +25,9 @@ def fedopt(
         changes = {}
         for k in cohort:
             end, optimiser = x, SGD(**local or {})
-            for j in range(K):
-                end = project(optimiser.step(end, grad(k, end, (r, j)), eta((r - 1) * K + j + 1)))
+            for j in range(steps_of(K, k)):
+                step = eta((r - 1) * most(K) + j + 1)
+                end = project(optimiser.step(end, grad(k, end, (r, j)), step))
             changes[k] = end - x
         delta, new = average(changes, weights).tolist(), x.tolist()
         for i in range(d):

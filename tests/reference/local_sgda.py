@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from reference.rates import most, steps_of
+
 
 def local_sgda(
     grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, weights=None, cohorts=None, alternating=False
@@ -22,9 +24,9 @@ def local_sgda(
     for r in range(rounds):
         cohort = range(clients) if cohorts is None else cohorts[r]
         x, y = dict.fromkeys(cohort, x_bar), dict.fromkeys(cohort, y_bar)
-        for _ in range(q):
+        for j in range(most(q)):
             t = t + 1
-            for k in cohort:
+            for k in (k for k in cohort if j < steps_of(q, k)):
                 gx, gy = grad(k, x[k], y[k], t)  # both blocks at the old point, on one sample
                 x[k] = x[k] - eta_x(t) * gx
                 if alternating:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .cross_device import FREE, averages
 from .minimax_baselines import average, free
+from .rates import most, steps_of
 from .sgd import SGD
 
 
@@ -23,13 +24,13 @@ def fedprox(
     for r, cohort in enumerate(cohorts, 1):
         ends = {}
         for k in cohort:
-            steps, ends[k] = K, x
+            steps, ends[k] = steps_of(K, k), x
             if stragglers:
                 chance, share = numbers(k, r)
                 if chance < stragglers:
-                    steps = 1 + int(share * (K - 1))
+                    steps = 1 + int(share * (steps - 1))
             for j in range(steps):
-                rate = eta((r - 1) * K + j + 1)
+                rate = eta((r - 1) * most(K) + j + 1)
                 ends[k] = project(ends[k] - rate * (grad(k, ends[k], (r, j)) + mu * (ends[k] - x)))
         x = project(x + eta_g * (average(ends, weights) - x))
         path.append(x)
@@ -99,9 +100,9 @@ def feddyn(grad, x, cohorts, weights, *, K, eta, alpha, local=None):
         ends = {}
         for k in cohort:
             ends[k], optimiser = x, SGD(**local or {})
-            for j in range(K):
+            for j in range(steps_of(K, k)):
                 slope = grad(k, ends[k], (r, j)) + alpha * (ends[k] - x + own[k])
-                ends[k] = optimiser.step(ends[k], slope, eta((r - 1) * K + j + 1))
+                ends[k] = optimiser.step(ends[k], slope, eta((r - 1) * most(K) + j + 1))
         for k in cohort:
             own[k] = own[k] + ends[k] - x
         x = average(ends, weights) + sum(w * one for w, one in zip(weights, own)) / total
@@ -115,8 +116,9 @@ def fedexp(grad, x, cohorts, weights, *, K, eta, epsilon, epsilon_scaled=False, 
         changes = {}
         for k in cohort:
             end, optimiser = x, SGD(**local or {})
-            for j in range(K):
-                end = project(optimiser.step(end, grad(k, end, (r, j)), eta((r - 1) * K + j + 1)))
+            for j in range(steps_of(K, k)):
+                step = eta((r - 1) * most(K) + j + 1)
+                end = project(optimiser.step(end, grad(k, end, (r, j)), step))
             changes[k] = x - end
         mean = average(changes, weights)
         offset = len(cohort) * epsilon if epsilon_scaled else epsilon

@@ -9,7 +9,7 @@ server's step. All functions return the point after each round.
 from __future__ import annotations
 
 from reference.minimax_baselines import average
-from reference.rates import at, total
+from reference.rates import at, most, steps_of, total
 
 
 def free(point):
@@ -111,10 +111,10 @@ def scaffold(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, option="II", 
         ends, old = {}, list(own)
         for k in cohort:
             ends[k] = x
-            for j in range(K):
+            for j in range(steps_of(K, k)):
                 ends[k] = project[0](ends[k] - eta_l * (grad(k, ends[k], y, (r, j))[0] - old[k] + c))
             if option == "II":
-                own[k] = old[k] - c + (x - ends[k]) / (K * eta_l)
+                own[k] = old[k] - c + (x - ends[k]) / (steps_of(K, k) * eta_l)
             else:
                 own[k] = grad(k, x, y, (r, None if option == "I" else K))[0]
         x = project[0](x + eta_g * (average(ends, weights) - x))
@@ -130,15 +130,15 @@ def scaffold_minimax(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, optio
         ends, old = {}, list(own)
         for k in cohort:
             xk, yk = x, y
-            for j in range(K):
+            for j in range(steps_of(K, k)):
                 gx, gy = grad(k, xk, yk, (r, j))
-                eta = at(eta_l, (r - 1) * K + j + 1)
+                eta = at(eta_l, (r - 1) * most(K) + j + 1)
                 xk = project[0](xk - eta * (gx - old[k][0] + c[0]))
                 yk = project[1](yk + eta * (gy - old[k][1] + c[1]))
             ends[k] = xk, yk
             if option == "II":
-                of_x = old[k][0] - c[0] + (x - xk) / total(eta_l, r, K)
-                of_y = old[k][1] - c[1] + (yk - y) / total(eta_l, r, K)
+                of_x = old[k][0] - c[0] + (x - xk) / total(eta_l, r, K, k)
+                of_y = old[k][1] - c[1] + (yk - y) / total(eta_l, r, K, k)
                 own[k] = of_x, of_y
             else:
                 own[k] = grad(k, x, y, (r, None if option == "I" else K))

@@ -18,6 +18,12 @@ def rows(seed: int, client: int, r: int, count: int, high: int, batch_size: int)
 
 
 @functools.lru_cache(maxsize=10_000)
+def permutation(seed: int, client: int, r: int, epoch: int, size: int) -> np.ndarray:
+    """Return the order of a client's rows in epoch 0, 1, ... of round ``r``, ``[size]``."""
+    return Stream(seed, "permutation", [client], r, first=epoch).permutation(size)[0, 0]
+
+
+@functools.lru_cache(maxsize=10_000)
 def noise(law, seed: int, client: int, r: int, count: int, size: int) -> np.ndarray:
     """Return the noise of every sample of round ``r``, ``[count, size]``."""
     return law(Stream(seed, "noise", [client], r, count), size)[0]

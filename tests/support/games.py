@@ -75,6 +75,15 @@ class Reading(Game):
         self.files = {"prices": DataFile(str(file), hashlib.md5(file.read_bytes()).hexdigest())}
 
 
+def gradient_on(game: Game, k: int, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor):
+    """Return the gradients of client k on some of its rows, ``[b, DX + DY]``."""
+    a, c = rows[:, :DX], rows[:, DX:]
+    ax, cy = a @ x, c @ y
+    gx = game.h[k] * x + game.C[k] @ y + ((torch.tanh(ax) + cy * torch.cos(ax) / 4)[:, None] * a).mean(0)
+    gy = game.C[k].T @ x - y + ((1 + torch.sin(ax) / 4)[:, None] * c).mean(0)
+    return gx, gy
+
+
 def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Gaussian | None):
     """Return ``grad(k, x, y, key)`` for the references, on the package's samples of the same addresses."""
 
@@ -83,10 +92,7 @@ def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Ga
         rows = game.rows[k]
         if batch_size:
             rows = rows[drawn.rows(seed, k, r, q + 1, len(rows), batch_size)[j]]
-        a, c = rows[:, :DX], rows[:, DX:]
-        ax, cy = a @ x, c @ y
-        gx = game.h[k] * x + game.C[k] @ y + ((torch.tanh(ax) + cy * torch.cos(ax) / 4)[:, None] * a).mean(0)
-        gy = game.C[k].T @ x - y + ((1 + torch.sin(ax) / 4)[:, None] * c).mean(0)
+        gx, gy = gradient_on(game, k, x, y, rows)
         if noise is not None:
             extra = torch.from_numpy(drawn.noise(noise, seed, k, r, q + 1, DX + DY)[j])
             gx, gy = gx + extra[:DX], gy + extra[DX:]

@@ -25,8 +25,8 @@ def random_point(problem, scale=0.3) -> list[torch.Tensor]:
     ]
 
 
-def oracle_of(problem, batch_size=0, batched=False, clients=None):
-    """Return a float64 oracle of ``clients`` (default: all) in round 1."""
+def oracle_of(problem, batch_size=0, batched=False, clients=None, **sampling):
+    """Return a float64 oracle of ``clients`` (default: all) in round 1, with settings of its sampler."""
     clients = list(range(problem.clients)) if clients is None else clients
     sampler = Sampler(
         problem,
@@ -37,6 +37,7 @@ def oracle_of(problem, batch_size=0, batched=False, clients=None):
         noise_width=0,
         dtype=torch.float64,
         device="cpu",
+        **sampling,
     )
     sampler.begin_round(1)
     sampler.select_members(np.arange(len(clients)))

@@ -8,7 +8,10 @@ from mpifed import Config, ConfigError
 from mpifed.algorithms import (
     ALGORITHMS,
     FGDA,
+    SAGDA,
+    FedAvg,
     FedNormSGDA,
+    FedNova,
     LocalSGDAPlus,
     MomentumLocalSGDA,
     MomentumLocalSGDAPlus,
@@ -54,6 +57,8 @@ CLOCK = {"bandwidth_down": 1.0, "bandwidth_up": 1.0, "gradients_per_second": 1.0
     ({"measures": {"of": ["stationarity"], "evaluations": 5}}, "evaluations has no effect without"),
     ({"measures": {"of": ["stationarity"], "accuracy": 0.1}}, "accuracy has no effect without"),
     ({"measures": {"of": ["phi"], "samples": 20}}, "samples has no effect without"),
+    ({"oracle": {"batch_size": 0, "sampling": "without_replacement"}}, "sampling has no effect without"),
+    ({"oracle": {"drop_last": True}}, "drop_last has no effect without sampling = 'without_replacement'"),
     ({"clock": CLOCK}, "clock.timeout has no effect without clients that drop out"),
     ({"plugins": {"anything": 3}}, "no setting 'plugins'"),
     ({"plugins": 3}, "no setting 'plugins'"),
@@ -82,6 +87,10 @@ STAIRS = {"name": "steps", "value": 0.5, "boundaries": [4, 9], "factor": 2.0}
     (lambda: MomentumLocalSGDA(q=2, beta_x=1.1, **RATES), "expected beta_x alpha ≤ 1 at every step, got 1.1"),
     (lambda: MomentumLocalSGDAPlus(q=2, S=2, beta_y=3.0, **RATES), "expected beta_y alpha ≤ 1"),
     (lambda: MomentumLocalSGDA(q=2, alpha=STAIRS, beta_y=0.7, **RATES), "at every step, got 1.4"),
+    (lambda: FedAvg(K={"epochs": 0}, eta=0.1), "expected an integer >= 1, the number of local steps, or a"),
+    (lambda: FedAvg(K=0, eta=0.1), "or a table such as { epochs = 5 }, got 0"),
+    (lambda: FedNova(tau={"epochs": 2.0}, eta=0.1), "or a table such as { epochs = 5 }, got {'epochs': 2.0}"),
+    (lambda: SAGDA(K={"epochs": 2}, full_batch=True, eta_xl=0.1, eta_yl=0.1), "exact gradients have no"),
     (lambda: FGDA(q=2, eta=1.2, project_y="step"), "expected eta ≤ 1 at every step, or project_y ="),
     (lambda: FedNormSGDA(tau=0, **NORMED), "tau: expected at least 1 local step per client, got 0"),
     (lambda: FedNormSGDA(tau=(2, 0), **NORMED), "per client, got (2, 0)"),
@@ -95,6 +104,15 @@ STAIRS = {"name": "steps", "value": 0.5, "boundaries": [4, 9], "factor": 2.0}
 ])  # fmt: skip
 def test_inconsistent_settings_are_refused(make, says):
     assert says in refusal(make)
+
+
+def test_methods_without_epochs_name_those_with_epochs():
+    method = {"name": "FSGDA", "K": {"epochs": 5}, "eta_xl": 0.1, "eta_yl": 0.1}
+    says = refusal(
+        lambda: Config.from_table({"algorithm": method, "problem": {"name": "Saddle", "clients": 3}})
+    )
+    assert "algorithm.K: FSGDA has no local steps in epochs, got {'epochs': 5}: set a number, or use" in says
+    assert "FedAvg, " in says and "LocalSGDA, " in says and "FedSGDA" not in says
 
 
 def test_largest_allowed_weights():

@@ -20,7 +20,7 @@ from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "7ad62131ede5c88f"
+DECLARED = "f029c9d4ad09c3cb"
 
 
 def info(*words) -> str:

@@ -97,6 +97,48 @@ def test_samples_depend_only_on_their_addresses(limits, group):
                 np.testing.assert_array_equal(sample.noise[place].numpy(), noise)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("group", [1, 3, CLIENTS])
+def test_samples_without_replacement(limits, group, drop_last):
+    """Each epoch passes through the rows in the order of its permutation, in batches, the last one short."""
+    sampler = sampler_of(sampling="without_replacement", drop_last=drop_last)
+    for first in [*range(0, CLIENTS, group), 0]:
+        rows = slice(first, min(first + group, CLIENTS))
+        found = {client: [] for client in range(rows.start, rows.stop)}
+        for sample in (ask(sampler, k, rows) for k in range(10)):
+            for place, client in enumerate(found):
+                length = sample.rows[place] if sample.rows is not None else len(sample.single[1])
+                found[client].append([column[place, :length].tolist() for column in sample.batch])
+        for client, batches in found.items():
+            n = 5 + client
+            orders = [Stream(0, "permutation", [client], 3, first=e).permutation(n)[0, 0] for e in range(10)]
+            assert all(sorted(order) == [*range(n)] for order in orders) and len({*map(bytes, orders)}) > 1
+            stops = range(BATCH, n + 1, BATCH) if drop_last else range(BATCH, n + BATCH, BATCH)
+            expected = [order[stop - BATCH : stop] for order in orders for stop in stops]
+            data = Rows().client_data(client)
+            assert batches == [[column[chosen].tolist() for column in data] for chosen in expected[:10]]
+
+
+def test_a_client_of_fewer_rows_than_the_batch_size_has_one_batch():
+    sampler = sampler_of(batch_size=8, sampling="without_replacement", drop_last=True)
+    assert sampler.batches_per_epoch(np.arange(CLIENTS)).tolist() == [1] * CLIENTS
+    assert ask(sampler, 4, slice(0, CLIENTS)).rows.tolist() == [5, 6, 7, 8, 8, 8, 8]
+
+
+def test_samples_without_replacement_of_rounds_drawn_ahead(monkeypatch):
+    """Also of different numbers per client, as when some have finished a phase."""
+    sampler, numbers = sampler_of(sampling="without_replacement"), np.array([0, 3, 1, 2, 5, 4, 1])
+    for r in (3, 4, 5, 4):
+        sampler.begin_round(r)
+        sample = ask(sampler, numbers, slice(0, CLIENTS))
+        for client, k in enumerate(numbers):
+            alone = sampler.samples(int(k), slice(client, client + 1), round=r)[0].single[1]
+            assert sample.batch[1][client, : sample.rows[client]].tolist() == alone.tolist()
+            e, j = divmod(k, -(-(5 + client) // BATCH))
+            order = Stream(0, "permutation", [client], r, first=e).permutation(5 + client)[0, 0]
+            assert alone.tolist() == order[j * BATCH : (j + 1) * BATCH].tolist()
+
+
 def test_generated_samples_depend_only_on_their_addresses(limits):
     sampler = sampler_of(Own())
     for first in range(0, CLIENTS, 2):

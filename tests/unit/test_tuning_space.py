@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,8 @@ def whole_numbers(cls) -> dict:
     return {key: value for key, value in needed.items() if key in cls.__dataclass_fields__} | {
         field.name: 4
         for field in dataclasses.fields(cls)
-        if "int" in str(field.type) and getattr(field.default, "is_required", lambda: False)()
+        if re.search("int|LocalSteps", str(field.type))
+        and getattr(field.default, "is_required", lambda: False)()
     }
 
 
