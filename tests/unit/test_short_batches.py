@@ -7,12 +7,14 @@ import pytest
 import torch
 from baselines import Half
 from fields import Chain, Field
-from games import Game
+from games import Game, configuration, started
 from levels import Levels
 from oracles import oracle_of, prepared, random_point
 
+from mpifed.algorithms import FedAvg
 from mpifed.base.nested import leaves
 from mpifed.core.oracle import EVALUATIONS
+from mpifed.parallel.comm import CollectiveError
 
 CLIENTS = 5
 
@@ -74,3 +76,13 @@ def test_the_sizes_of_the_evaluated_batches():
     problem.loss = recorded
     evaluations(problem, True, [*range(CLIENTS)], 1, [2, 2, 1, 2, 1])  # of 5, 6, -, 8 and - rows
     assert sorted(sizes) == [2, 3]
+
+
+def test_compiled_gradients_need_minibatches_of_one_size(tmp_path):
+    oracle = {"batch_size": 3, "sampling": "without_replacement"}
+    sections = {"oracle": oracle, "record": ()}
+    config = configuration(
+        FedAvg(K=2, eta=0.1), Half(clients=CLIENTS), tmp_path, compile="default", sections=sections
+    )
+    with pytest.raises(CollectiveError, match="of fewer than 3 rows at the end of an epoch: set oracle"):
+        started(config)
