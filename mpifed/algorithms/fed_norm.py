@@ -138,8 +138,8 @@ class AFL(FedNormSGDA):
     * *Draw of a domain.* A variant of the paper draws one client by λ for the gradient in x. Here, every
       client of the cohort computes a gradient, which is weighted by λ.
     * *Output.* As in the paper, the averages of x and λ over the rounds.
-    * *Exponentiated gradient.* ``mirror = "entropy"`` is mirror ascent on the simplex, λ_i ← λ_i exp(γ_λ
-      g_i), normalised: the update of AgnosticFedAvg (Ro et al. 2021), whose domains are the clients here.
+    * *Exponentiated gradient.* ``mirror = "entropy"`` is mirror ascent on the simplex: λ_i exp(γ_λ g_i),
+      normalised, as in AgnosticFedAvg (Ro et al. 2021), whose domains are the clients here.
     * *Other implementations* bound λ from below by .001, or reduce γ_λ by a constant factor per round.
       Neither is part of the paper.
     """

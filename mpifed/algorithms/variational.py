@@ -10,8 +10,8 @@ Readings:
 
 * *Samples.* The two operator values of a step use independent samples. ExtraSGD averages the values of b
   samples with the job's batch size.
-* *Step size of the extrapolation.* x = z - γ V(z; ξ) may have its own step size γ, as in Hsieh et al. 2020;
-  by default γ = η, as in the papers of these methods and in their theorems.
+* *Step size of the extrapolation.* x = z - γ V(z; ξ) may have its own step size γ, as in Hsieh et al. 2020.
+  By default γ = η, as in the papers of these methods and in their theorems.
 * *Synchronisation.* LESGD in the paper averages x_t before the second operator value of a synchronising step,
   and z_t after it, in two phases. ``sync_extrapolation = false`` averages only z_t, as do LIPPAX, SLIPPAX and
   extra-step Local SGD.

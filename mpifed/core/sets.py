@@ -29,9 +29,9 @@ from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.numerics import scaled_norm, where_finite
 
 __all__ = [
-    "Ball", "BlockMirror", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf", "L1",
-    "L1Ball", "L1Box", "MIRRORS", "Mirror", "Nuclear", "PROXIMALS", "Proximal", "SETS", "Separable", "Set",
-    "Sets", "Simplex", "Space", "Zero",
+    "Ball", "BlockMirror", "Blockwise", "Box", "Entropy", "Euclidean", "Indicator", "IndicatorOf",
+    "L1", "L1Ball", "L1Box", "Mirror", "MIRRORS", "Nuclear", "Proximal", "PROXIMALS", "Separable",
+    "Set", "SETS", "Sets", "Simplex", "Space", "Zero",
 ]  # fmt: skip
 
 

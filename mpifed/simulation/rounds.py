@@ -355,8 +355,8 @@ def _most_batches(config: SimulationSettings, sampler: Sampler, comm: SerialComm
         if sampler.permutes and (problem := user_problem(sampler.problem)).strata:
             raise ContractError(
                 f"oracle.sampling = 'without_replacement': minibatches of {type(problem).__name__} have a "
-                "fixed number of rows of each stratum, such as positive and negative samples, which are drawn "
-                "with replacement: leave it out, or the setting of the strata (sampling_rate)"
+                "fixed number of rows of each stratum, such as positive and negative samples, drawn with "
+                "replacement: leave it out, or the setting of the strata (sampling_rate)"
             )
         rows = sampler.hosted_sizes()
     batches = batches_per_epoch(rows, sampler.batch_size, sampler.drop_last)

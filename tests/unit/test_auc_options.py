@@ -94,9 +94,7 @@ def test_a_sampling_rate_needs_both_classes(patches):
             DeepAUC(**SETTINGS, sampling_rate=0.5), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1),
             oracle={"batch_size": 1}, comm=SerialComm(),
         )  # fmt: skip
-    with pytest.raises(
-        RuntimeError, match="minibatches of DeepAUC have a fixed number of rows"
-    ):
+    with pytest.raises(RuntimeError, match="minibatches of DeepAUC have a fixed number of rows"):
         Simulation(
             DeepAUC(**SETTINGS, sampling_rate=0.5), LocalSGDA(q=1, eta_x=0.1, eta_y=0.1),
             oracle={"batch_size": 4, "sampling": "without_replacement"}, comm=SerialComm(),

@@ -187,7 +187,7 @@ def third_round(config) -> list[int]:
     return [after - before for before, after in zip(*totals)]
 
 
-@pytest.mark.parametrize("name, group", zip(COSTS, itertools.cycle([1, 2, "all"])))
+@pytest.mark.parametrize("name, group", [*zip(COSTS, itertools.cycle([1, 2, "all"]))])
 def test_a_steady_round(tmp_path, name, group):
     _, problem, up, down, phases, calls = COSTS[name]
     config = configuration(BUILT[name], problem(clients=CLIENTS), tmp_path, group=group)
