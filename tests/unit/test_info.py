@@ -20,7 +20,7 @@ from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "402aa37a4fcd41e4"
+DECLARED = "080503a4430c53ae"
 
 
 def info(*words) -> str:
