@@ -15,7 +15,6 @@ from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Batch, Composition, Named
 from mpifed.core.records import Blocks
 from mpifed.core.streams import BYTES_PER_DRAW, Stream, generator
-from mpifed.problems.weight_decay import WeightDecay
 
 __all__ = ["MAML", "LinearMAML", "NetworkMAML"]
 
@@ -53,7 +52,7 @@ class MAML(Composition):
 
     def value_and_gradient(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
         """Return F(x) and ∇F(x) ``[d]`` on all data, in the dtype and on the device of ``x``."""
-        slope = torch.func.grad_and_value(lambda x, batch: self.outer(self.inner(x, batch), batch))
+        slope = torch.func.grad_and_value(lambda x, batch: self.task_loss(self.adapted(x, batch), batch))
         like, value, gradient = next(iter(x.values())), 0.0, 0.0
         for client in range(self.clients):
             batch = tuple(column.to(like) for column in self.client_data(client))
@@ -69,27 +68,8 @@ class MAML(Composition):
         return {"objective": float(value), "grad_norm": float(gradient.norm())}
 
 
-@problem_settings
-class NetworkMAML(WeightDecay, MAML):
-    """MAML for a network. A subclass has the setting ``model`` and sets ``network`` in ``prepare``.
-
-    With weight decay, F has the term (λ/2) ‖x‖². It is a further element of g_n(x), which f_n adds to the
-    loss.
-    """
-
-    @property
-    def inner_size(self) -> int:
-        """The dimension p of g_n, which equals d, or d + 1 with weight decay."""
-        return super().inner_size + bool(self.weight_decay)
-
-    def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        u = super().inner(x, batch)
-        return torch.cat([u, self.decayed(u.new_zeros(1), x)]) if self.weight_decay else u
-
-    def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        if not self.weight_decay:
-            return super().outer(u, batch)
-        return super().outer(u[:-1], batch) + u[-1]
+class NetworkMAML(MAML):
+    """MAML for a network. A subclass has the setting ``model`` and sets ``network`` in ``prepare``."""
 
     def variables(self) -> Blocks:
         return Blocks(x=self.network)

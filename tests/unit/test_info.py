@@ -20,7 +20,7 @@ from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "f029c9d4ad09c3cb"
+DECLARED = "bc5ec6714a46536d"
 
 
 def info(*words) -> str:
