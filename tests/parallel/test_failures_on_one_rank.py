@@ -122,8 +122,6 @@ PLACES = [
     ("run", "mpifed.simulation.simulation:ScoredProblem", ContractError, "last"),
     ("run", f"{CHECKPOINTS}CheckpointManager._write_history", OSError, "first"),
     ("run", f"{CHECKPOINTS}Snapshot.take", RuntimeError, "last"),
-    ("run", "mpifed.simulation.state:ClientRows.cpu", RuntimeError, "last"),
-    ("run", "mpifed.simulation.state:ClientRows.cpu", MemoryError, "first"),
     ("run", "mpifed.storage.checkpoint:create", OSError, "first"),
     ("run", "mpifed.running.recorder:Recorder.write", OSError, "first"),
     ("continue", "mpifed.simulation.state:ClientRows.copy_", RuntimeError, "last"),
