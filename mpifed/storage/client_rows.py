@@ -18,6 +18,8 @@ __all__ = ["Gathering", "Rows", "distribute", "row_bytes"]
 
 #: Maximum size of a block of client rows in bytes. It fits into the cache of a core.
 MAX_BLOCK = 2**20
+#: Errors of copies between the host and a device, which may have no memory for a block.
+DEVICE_ERRORS = (RuntimeError, MemoryError)
 
 
 class Rows(Protocol):
@@ -73,6 +75,7 @@ class Gathering:
         self.rows, self.receives = rows, comm.rank == 0
         self._comm, self._ranks, self._changed = comm, ranks, changed
         self._edges = placement.edges.tolist()
+        self._failure: Exception | None = None
         counts = [len(self._numbers(index)) for index in range(comm.size)]
         self.count, self._step = sum(counts), max(1, MAX_BLOCK // max(1, row_bytes(rows)))
         # Allocated before any rank sends or receives a block, so that nothing fails between two blocks.
@@ -100,22 +103,39 @@ class Gathering:
             yield block, self._buffer[: len(block)]
 
     def _read(self, numbers: range | np.ndarray, block: np.ndarray) -> None:
+        """Copy rows of this rank into a block. An error is kept for :meth:`_raise`."""
         first = self._edges[self._ranks[self._comm.rank]]
-        if isinstance(numbers, range):
-            self.rows.read(numbers.start - first, block)
-        else:
-            self.rows.read_at(numbers - first, block)
+        try:
+            if isinstance(numbers, range):
+                self.rows.read(numbers.start - first, block)
+            else:
+                self.rows.read_at(numbers - first, block)
+        except DEVICE_ERRORS as error:
+            self._failure = error
+
+    def _raise(self) -> None:
+        """Raise the error of the last block that could not be read."""
+        if self._failure is not None:
+            raise self._failure
 
     def send(self) -> None:
-        """Send the rows of this rank to rank 0."""
+        """Send the rows of this rank to rank 0, all of them even if some cannot be read.
+
+        Raises:
+            RuntimeError, MemoryError: after the last block: rows could not be read.
+        """
         for numbers, block in self._blocks(self._comm.rank):
             self._read(numbers, block)
             self._comm.send(block, 0)
+        self._raise()
 
     def receive(self) -> Iterator[np.ndarray]:
         """Yield the rows of all ranks by blocks, on rank 0. A block is valid until the next is requested.
 
         All blocks must be requested, because the other ranks send their rows even if rank 0 cannot use them.
+
+        Raises:
+            RuntimeError, MemoryError: after the last block: rows of rank 0 could not be read.
         """
         for index in range(self._comm.size):
             for numbers, block in self._blocks(index):
@@ -124,6 +144,7 @@ class Gathering:
                 else:
                     self._read(numbers, block)
                 yield block
+        self._raise()
 
 
 def distribute(
@@ -141,13 +162,14 @@ def distribute(
         count: number of clients; ``numbers``: their numbers, ``[count]`` on all ranks; ``None`` for 0 to
             ``count - 1``.
         read: copies the rows from a position on into an array; called on rank 0.
-        errors: types of the errors of ``read``.
+        errors: types of the errors of ``read``, and of a device that has no memory for a block.
         rows: the client rows of this rank, which are replaced. After an error they are undefined.
 
     Raises:
         CollectiveError: on all ranks: the rows cannot be read, or a rank has no memory for a block.
     """
-    step, failure = min(count, max(1, MAX_BLOCK // max(1, row_bytes(rows)))), None
+    step = min(count, max(1, MAX_BLOCK // max(1, row_bytes(rows))))
+    failure: Exception | None = None  # after an error, a rank goes on, because others wait for its messages
     with collective_errors(comm, MemoryError):
         block = np.empty((step, rows.shape[1]), rows.dtype)
         part = np.empty_like(block)
@@ -159,7 +181,7 @@ def distribute(
         if comm.rank == 0 and failure is None:
             try:
                 read(start, block[: stop - start])
-            except errors as error:  # the other ranks receive their rows even if rank 0 fails
+            except errors as error:
                 failure = error
         for rank in np.unique(owners).tolist() if comm.rank == 0 else [comm.rank]:
             own = owners == rank
@@ -171,7 +193,10 @@ def distribute(
             if rank != comm.rank:
                 comm.send(some, rank)
             elif len(some):
-                rows.write_at(clients[own] - placement.edges[rank], some)
+                try:
+                    rows.write_at(clients[own] - placement.edges[rank], some)
+                except errors as error:
+                    failure = error
     with collective_errors(comm, *errors):
         if failure:
             raise failure
