@@ -46,8 +46,8 @@ from mpifed.base.settings import suggest
 
 __all__ = [
     "Plugin", "UserObject", "call_user_code", "data_folder", "digest_of", "digest_on_disk",
-    "expect_code_allowed", "expect_fitting", "is_instance", "is_user_defined", "load_object", "origin_of",
-    "plugin_of", "plugins_of", "refused_code", "short_names",
+    "expect_code_allowed", "expect_fitting", "folder_of_users", "is_instance", "is_user_defined",
+    "load_object", "origin_of", "plugin_of", "plugins_of", "refused_code", "short_names",
 ]  # fmt: skip
 
 #: Name of a module loaded from a file → digest of the source that was executed.
@@ -444,8 +444,12 @@ def data_folder(cls: Any, data_dir: str | None) -> str | None:
     It is ``run.data_dir``, or else ``$MPIFED_DATA`` if ``prepare`` is user-defined. The readers of the
     package search that folder and others if they get ``None``.
     """
-    is_packaged = cls.prepare.__module__.startswith("mpifed.")
-    default = "" if is_packaged else os.environ.get("MPIFED_DATA", "")
+    return data_dir if cls.prepare.__module__.startswith("mpifed.") else folder_of_users(data_dir)
+
+
+def folder_of_users(data_dir: str | None) -> str | None:
+    """Return the data folder for user-defined code: ``data_dir``, or else ``$MPIFED_DATA`` if it is set."""
+    default = os.environ.get("MPIFED_DATA", "")
     return expand_home(default) if default and data_dir is None else data_dir
 
 

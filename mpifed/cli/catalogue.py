@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from mpifed.algorithms import ALGORITHMS
@@ -27,8 +27,10 @@ from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.directions import DIRECTIONS
+from mpifed.core.metrics import CLIENTS, VALIDATION, Column
 from mpifed.core.noise import NOISES
 from mpifed.core.participation import AVAILABILITY_MODELS
+from mpifed.core.problem import Problem
 from mpifed.core.ranking import METRICS
 from mpifed.core.records import Record
 from mpifed.core.schedules import SCHEDULES
@@ -402,6 +404,37 @@ def _print_object(name: str, group: str, obj) -> None:
     if isinstance(obj, type) and issubclass(obj, Algorithm):
         _print_method(example(obj))
         print_markdown("---\n" + (inspect.getdoc(sys.modules[obj.__module__]) or ""))
+    if isinstance(obj, type) and issubclass(obj, Problem):
+        _print_metrics(obj)
+
+
+def _print_metrics(problem: type[Problem]) -> None:
+    """Print the names of the metrics of a problem, and the docstring of the function that computes them."""
+    if problem.metrics is Problem.metrics:
+        return
+    # A user-defined class may have a property of this name, whose value is unknown.
+    declared = problem.maximised if isinstance(problem.maximised, Collection) else ()
+    function, listed = (
+        next(k for k, cls in enumerate(problem.__mro__) if name in vars(cls))
+        for name in ("metrics", "metric_names")
+    )
+    names = problem.metric_names if listed <= function else ()  # a derived class may compute others
+    maximised = [name for name in names if name in declared] or sorted(declared)
+    minimised = (
+        [name for name in names if name not in declared] if names else ["all others" if maximised else "all"]
+    )
+    screen = console()
+    screen.print("metrics, by the names in the history, in stop.metric and in tune.metric")
+    for goal, of_goal in (("maximised", maximised), ("minimised", minimised)):
+        if of_goal:
+            screen.print(f"  {goal}: {', '.join(of_goal)}")
+    if maximised and problem.tested_on is not Problem.tested_on:
+        validation, training, clients = (
+            Column(maximised[0], *other).name for other in ((VALIDATION,), ("train",), (CLIENTS, "mean"))
+        )
+        screen.print(f"  of other samples: {validation}; with run.evaluate_on {training}, {clients}")
+    if problem.metrics.__doc__:
+        print_markdown(inspect.cleandoc(problem.metrics.__doc__))
 
 
 def _print_theorem(theorem: Theorem) -> None:

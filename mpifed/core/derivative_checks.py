@@ -20,7 +20,8 @@ from mpifed.base.errors import ContractError
 from mpifed.core.problem import defines
 from mpifed.core.sets import Box
 from mpifed.core.streams import generator
-from mpifed.core.validation import Case, Check, NotChecked, Probe, address, samples_of
+from mpifed.core.validation import SINGLE, Case, Check, NotChecked, Probe, address, samples_of
+from mpifed.core.writes import tensors_of
 
 __all__ = ["DERIVATIVES", "difference", "probe_of"]
 
@@ -30,6 +31,8 @@ STEP, TOLERANCE = 1e-5, 1e-5
 ROUNDING = 1e-9
 #: Rows of a minibatch.
 ROWS = 4
+#: Distances from the start, in random directions of norm √d, at which points outside of a set are searched.
+DISTANCES = (1.0, 10.0, 100.0, 1000.0)
 #: Maximum number of coordinates of points and values that are compared, and number of pairs of points.
 COORDINATES, PAIRS = 32, 10
 #: Function of one client → its analytic derivative.
@@ -129,7 +132,8 @@ def _disagreement(function: Callable, flat: Vector, J: torch.Tensor | None) -> t
     # A value f is rounded by 1e-16 |f|, which the difference divides by the step.
     allowed = TOLERANCE * float(J.abs().max()) + ROUNDING * float((value @ left).abs().max())
     errors = (numerical - J).abs()
-    is_wrong = ~(errors <= allowed + TOLERANCE * numerical.abs())
+    # Beyond the boundary of a set, a function need not be defined.
+    is_wrong = ~(errors <= allowed + TOLERANCE * numerical.abs()) & numerical.isfinite()
     if not is_wrong.any():
         return None
     if is_wrong[:-1, :-1].any():
@@ -228,18 +232,80 @@ def _ascent(probe: Probe) -> Vector:
     return torch.func.grad(lambda y: probe.single("loss", probe.point[0], y))(probe.point[1])
 
 
+def _boundary(case: Case, block: str) -> Iterator[Probe]:
+    """Yield probes of the first client at points whose ``block`` is on the boundary of its set.
+
+    They are projections of the nearest points outside of the set that :data:`DISTANCES` gives, in two
+    opposite random directions from the start: an unbounded set has a boundary near the start, too.
+    """
+    probe, project, rng = probe_of(case, 0), getattr(case.problem.sets, block), generator(0, "boundary")
+    k = list(probe.blocks).index(block)
+    start, point = case.start[k], probe.point
+    direction = torch.from_numpy(rng.standard_normal(len(start)))
+    for sign in (1, -1):
+        outside = (start + sign * distance * direction for distance in DISTANCES)
+        pairs = ((project(one), one) for one in outside)
+        projected = next((on_set for on_set, one in pairs if not torch.allclose(on_set, one)), None)
+        if projected is not None:
+            yield Probe(case.problem, case.clients, [*point[:k], projected, *point[k + 1 :]], ROWS)
+
+
+def _on_boundary(case: Case) -> Iterator[str]:
+    """Check values and derivatives on the boundary of the sets, where projected points are."""
+    if not [*case.problem.sets]:
+        raise NotChecked("the problem has no sets")
+    for block in case.problem.sets:
+        where = f"at a point on the boundary of the set of {block}"
+        for probe in _boundary(case, block):
+            if what := _not_finite(probe):
+                yield (
+                    f"{what} {where}: expected finite values and derivatives in the whole set, such as those "
+                    "of log(y + 1e-6) rather than log(y)"
+                )
+                return
+            for name in SINGLE:
+                # Derivatives by autograd are exact, except at kinks.
+                if defines(case.problem, name) and defines(case.problem, ANALYTIC[name]):
+                    for error in _wrong_derivative(name, probe):
+                        yield f"{where}, {error}"
+                        return
+
+
+def _not_finite(probe: Probe) -> str:
+    """Return which value or derivative is not finite; "" if all are finite."""
+    for call in probe.calls():
+        name, point = call.name, [*call.point.values()]
+        if not all(torch.isfinite(value).all() for value in tensors_of(call.function())):
+            return f"{name}() is not finite"
+        if name in SINGLE and not defines(probe.problem, ANALYTIC[name]):
+            for k, block in enumerate(call.point):
+                total = _of_block(lambda *v: probe.single(name, *v).sum(), point, k)
+                if not torch.isfinite(torch.func.grad(total)(point[k])).all():
+                    return f"∂{name}/∂{block} is not finite"
+    return ""
+
+
 def _compared(derivatives: str, name: str, what: str = "") -> Check:
     statement = f"{derivatives} agree with finite differences of {what or name}"
     return Check(statement, partial(_derivatives, name), in_float32=False)
 
 
+_BOUNDARY = Check(
+    "functions have finite values and correct derivatives on the boundary of the sets",
+    _on_boundary,
+    in_float32=False,
+)
 #: Family → checks in float64 of problems that satisfy those of :data:`mpifed.core.validation.START`.
 DERIVATIVES: dict[str, tuple[Check, ...]] = {
     "minimax": (
         _compared("gradients", "loss", "the loss"),
         Check("clients see the same coordinates of a constrained y", _coordinates, in_float32=False),
+        _BOUNDARY,
     ),
-    "operator": (Check("the operator is monotone on pairs of points", _monotone, in_float32=False),),
-    "composition": (_compared("Jacobians", "inner"), _compared("outer gradients", "outer")),
-    "bilevel": (_compared("gradients", "upper"), _compared("gradients", "lower")),
+    "operator": (
+        Check("the operator is monotone on pairs of points", _monotone, in_float32=False),
+        _BOUNDARY,
+    ),
+    "composition": (_compared("Jacobians", "inner"), _compared("outer gradients", "outer"), _BOUNDARY),
+    "bilevel": (_compared("gradients", "upper"), _compared("gradients", "lower"), _BOUNDARY),
 }

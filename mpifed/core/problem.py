@@ -143,6 +143,9 @@ class Problem:
     clients: int
     #: Number of held-out rows for which :meth:`predict` computes scores; 0 if no metric needs scores.
     test_rows: int = 0
+    #: Names of the metrics that :meth:`metrics` may return, for ``mpifed info``. "GROUP" in a name stands for
+    #: the name of each group of samples.
+    metric_names: tuple[str, ...] = ()
     #: Names of the metrics to maximise, such as an accuracy. All other metrics are minimised.
     maximised: frozenset[str] = frozenset()
     #: Names of the metrics that use no held-out samples, so that hyperparameters may be selected by them.

@@ -3,7 +3,8 @@
 The function returns a dictionary: ``train``, ``test`` and optionally ``validation``, each a pair of samples
 and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
 client of each training sample. It is called on every rank, with global random generators seeded by the seed
-of the run. An argument ``seed`` without a default is this seed. The digest of its result shows whether ranks,
+of the run. An argument ``seed`` without a default is this seed, and an argument ``data_dir`` without a
+default is the data folder. The digest of its result shows whether ranks,
 or a run and its resumption, got different samples. A fast function is called a second time, because a
 generator that is not seeded, ``np.random.default_rng()``, would otherwise go unnoticed on one rank, and the
 run could not be resumed.
@@ -25,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from mpifed.base.errors import short_repr
 from mpifed.base.nested import leaves
-from mpifed.base.plugins import UserObject, call_user_code
+from mpifed.base.plugins import UserObject, call_user_code, folder_of_users
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile, seed_of_preparation
 from mpifed.core.streams import seeded_globals
@@ -60,8 +61,8 @@ class UserFunction(UserObject):
 
     @classmethod
     def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
-        known = functools.partial(given, seed=0) if _needs_seed(given, settings) else given
-        super()._expect(known, settings, what)
+        of_run = dict.fromkeys(_arguments_of_run(given, settings))
+        super()._expect(functools.partial(given, **of_run) if of_run else given, settings, what)
 
     @classmethod
     def _from_instance(cls, value: Any) -> UserObject | None:
@@ -74,7 +75,7 @@ class UserFunction(UserObject):
             ConfigError: it raised an error; shows the user's lines.
             DataError: it did not return a data set, or returned different samples in two calls.
         """
-        parts, classes, clients = self._returned(_as_numbers)
+        parts, classes, clients = self._returned(_as_numbers, data_dir)
         return Labelled(
             **split_fields({part: tuple(map(torch.from_numpy, pair)) for part, pair in parts.items()}),
             files=self._digest(parts, classes, clients),
@@ -82,18 +83,24 @@ class UserFunction(UserObject):
             **self._owners(clients, parts),
         )
 
-    def _returned(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
+    def _returned(
+        self, convert: Callable[[Any, str], Any], data_dir: str | None
+    ) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
         """Call the function and return splits, names of the classes, and clients of the training samples.
 
         Args:
             convert: validates and converts the samples of a split.
+            data_dir: folder of the data files; ``None`` for ``$MPIFED_DATA``.
 
         Raises:
-            DataError: it did not return a data set, or returned different samples in two calls.
+            DataError: it did not return a data set, or returned different samples in two calls, or needs a
+                data folder and there is none.
         """
+        settings = self.settings | self._of_run(data_dir)
         began = time.monotonic()
-        data = self._called(convert)
-        if time.monotonic() - began < FAST and self._digest(*data) != self._digest(*self._called(convert)):
+        data = self._called(convert, settings)
+        is_fast = time.monotonic() - began < FAST
+        if is_fast and self._digest(*data) != self._digest(*self._called(convert, settings)):
             raise DataError(
                 f"{self}: expected the same samples from every call, found others in a second call: seed its "
                 "generators, e.g. np.random.default_rng(0), or np.random.default_rng(seed) with an argument "
@@ -101,10 +108,21 @@ class UserFunction(UserObject):
             )
         return data
 
-    def _called(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
-        seed = seed_of_preparation()
-        settings = self.settings | ({"seed": seed} if _needs_seed(self.given, self.settings) else {})
-        with seeded_globals(seed):
+    def _of_run(self, data_dir: str | None) -> dict[str, Any]:
+        """Return the values of the arguments that the run determines."""
+        of_run = {"seed": seed_of_preparation(), "data_dir": folder_of_users(data_dir)}
+        wanted = _arguments_of_run(self.given, self.settings)
+        if "data_dir" in wanted and of_run["data_dir"] is None:
+            raise DataError(
+                f"{self}: its argument data_dir is the data folder, but there is none: set run.data_dir "
+                "(--data-dir) or $MPIFED_DATA"
+            )
+        return {name: of_run[name] for name in wanted}
+
+    def _called(
+        self, convert: Callable[[Any, str], Any], settings: dict[str, Any]
+    ) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
+        with seeded_globals(seed_of_preparation()):
             return self._converted(call_user_code(f"{self} failed", lambda: self.given(**settings)), convert)
 
     def _converted(
@@ -206,7 +224,7 @@ class UserTextFunction(UserFunction):
 
     def __call__(self, data_dir: str | None = None) -> Texts:  # type: ignore[override]
         """Call the function and convert its result, as for samples of numbers."""
-        parts, classes, clients = self._returned(_as_texts)
+        parts, classes, clients = self._returned(_as_texts, data_dir)
         if any(labels.max() > 1 for _, labels in parts.values()):
             raise DataError(f"{self}: expected labels 1 (positive) and 0 (negative), found more classes")
         return Texts(
@@ -216,13 +234,17 @@ class UserTextFunction(UserFunction):
         )
 
 
-def _needs_seed(function: Callable, settings: dict[str, Any]) -> bool:
-    """Return whether a function has an argument ``seed`` without a default that the settings do not set."""
+def _arguments_of_run(function: Callable, settings: dict[str, Any]) -> list[str]:
+    """Return which of ``seed`` and ``data_dir`` are arguments without a default that no setting sets."""
     try:
-        parameter = inspect.signature(function).parameters.get("seed")
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # not written in Python
-        return False
-    return parameter is not None and parameter.default is parameter.empty and "seed" not in settings
+        return []
+    return [
+        name
+        for name in ("seed", "data_dir")
+        if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in settings
+    ]
 
 
 def _is_array(value: Any) -> bool:

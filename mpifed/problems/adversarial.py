@@ -58,6 +58,7 @@ class AdversarialTraining(WeightDecay, LabelledImages, Minimisation):
     }
     source = "Madry et al. 2018"
     cites = ("madry2018pgd",)
+    metric_names = ("accuracy", "attacked_accuracy", "attacked_loss")
     maximised = frozenset({"accuracy", "attacked_accuracy"})
 
     def __post_init__(self):

@@ -24,6 +24,7 @@ class Affine(Operator):
     """
 
     monotone = True
+    metric_names = ("err_D", "err_D_slack", "distance", "residual")
 
     def _set_mean_operator(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start

@@ -53,6 +53,14 @@ class AffineShift(WeightDecay, LabelledImages, Minimax):
 
     source = "Reisizadeh et al. 2020"
     cites = ("reisizadeh2020flra",)
+    metric_names = (
+        "accuracy",
+        "shifted_accuracy",
+        "attacked_accuracy",
+        "objective",
+        "attacked_objective",
+        "penalty",
+    )
     maximised = frozenset({"accuracy", "shifted_accuracy", "attacked_accuracy"})
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

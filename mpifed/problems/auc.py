@@ -136,6 +136,7 @@ class AUC(WeightDecay, Ranking, Minimax):
 
     source = "Huang et al. 2024, eq. 13"
     cites = ("huang2024adafgda",)
+    metric_names = ("auc",)
     maximised = frozenset({"auc"})
 
     @property

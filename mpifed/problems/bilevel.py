@@ -28,6 +28,8 @@ class QuadraticBilevel(Bilevel):
     clients: int = Field(default=10, ge=1, description="number of clients")
     heterogeneity: float = Field(default=0.5, ge=0, description="heterogeneity h of the clients")
 
+    metric_names = ("error", "grad_phi", "lower_error")
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Draw all N clients on every rank, as the solution needs: O(N · (dx + dy)²) memory."""
         rng, N, h = generator(seed, "quadratic bilevel"), self.clients, self.heterogeneity

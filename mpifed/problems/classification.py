@@ -47,6 +47,7 @@ class Classification(WeightDecay, LabelledImages, Minimisation):
         "class of the sample",
     )
 
+    metric_names = ("accuracy", "worst_accuracy")
     maximised = frozenset({"accuracy", "worst_accuracy"})
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

@@ -43,6 +43,7 @@ class DataCleaning(LabelledImages, Bilevel):
 
     source = "Franceschi et al. 2018, section 5"
     cites = ("franceschi2018bilevel",)
+    metric_names = ("accuracy", "worst_accuracy", "f1")
     maximised = frozenset({"accuracy", "worst_accuracy", "f1"})
     of_training = frozenset({"f1"})
 

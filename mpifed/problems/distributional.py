@@ -47,6 +47,7 @@ class DistributionallyRobust(WeightDecay, LabelledImages, Composition):
 
     source = "Huang n.d., eq. 3"
     cites = ("huang_nd_mfcgd",)
+    metric_names = ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss", "accuracy")
     maximised = frozenset({"accuracy"})
     of_training = frozenset({"objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"})
 

@@ -70,6 +70,14 @@ class FairClassification(WeightDecay, Grouped, Minimax):
 
     source = "Shen et al. 2024, section 4.2"
     cites = ("shen2024fessgda",)
+    metric_names = (
+        "mean_accuracy",
+        "worst_accuracy",
+        "accuracy_gap",
+        "loss_gap",
+        "error_GROUP",
+        "loss_GROUP",
+    )
     maximised = frozenset({"mean_accuracy", "worst_accuracy"})
     sets = Sets(y=Simplex())
 

@@ -75,6 +75,7 @@ class FewShotMAML(NetworkMAML):
     needs = {"size": ("dataset = 'omniglot'", lambda problem: problem.dataset == "omniglot")}
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
     cites = ("huang_nd_mfcgd", "finn2017maml")
+    metric_names = ("objective", "grad_norm", "accuracy")
     maximised = frozenset({"accuracy"})
 
     def footprint(self) -> int:

@@ -40,6 +40,7 @@ class FiniteMax(Minimax):
 
     source = "Shen et al. 2024, eq. 2 and Theorem 3.4"
     cites = ("shen2024fessgda",)
+    metric_names = ("phi_gap", "x_error", "y_error")
     sets = Sets(y=Simplex())
 
     def __post_init__(self):

@@ -182,6 +182,7 @@ class L1BoxBilinear(Coupled):
 
     source = "Wang & Kale n.d., section 5; Bai & Bullins 2024"
     cites = ("wang_nd_slippax", "bai2024composite")
+    metric_names = ("err_c", "residual", "nonzero")
 
     @property
     def phi(self) -> L1Box:

@@ -95,6 +95,8 @@ class LinearMAML(MAML):
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of the tasks' weights")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of the noise of b")
 
+    metric_names = ("error", "objective", "grad_norm")
+
     def footprint(self) -> int:
         rows = BYTES_PER_DRAW * self.clients * self.samples * self.d
         return max(rows, 32 * self.clients * self.d**2)  # the Hessians for the solution

@@ -37,6 +37,7 @@ class MatrixGame(Coupled):
 
     source = "Juditsky, Nemirovski & Tauvel 2011"
     cites = ("juditsky2011mirrorprox",)
+    metric_names = ("gap", "residual")
 
     @property
     def phi(self) -> Separable:

@@ -104,6 +104,7 @@ class ClientMixture(WeightDecay, LabelledImages, _Mixture):
         default=Dirichlet(alpha=0.5), description="partition of the samples over the clients"
     )
 
+    metric_names = ("worst_loss", "mean_loss", "loss_spread", "accuracy")
     maximised = frozenset({"accuracy"})
     of_training = frozenset({"worst_loss", "mean_loss", "loss_spread"})
 
@@ -171,6 +172,8 @@ class QuadraticMixture(_Mixture):
         default=3.0, ge=1, description="largest curvature of a client's loss; the smallest is 1"
     )
     scale: float = Field(default=1.0, ge=0, description="standard deviation of the start x_0 around x*")
+
+    metric_names = ("worst_loss", "mean_loss", "loss_spread", "x_error", "y_error")
 
     def __post_init__(self):
         if self.active > self.clients:

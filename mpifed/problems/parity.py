@@ -49,6 +49,7 @@ class GroupParity(WeightDecay, Grouped, Minimax):
 
     source = "Hardt, Price & Srebro 2016"
     cites = ("hardt2016equality",)
+    metric_names = ("objective", "accuracy", "score_gap", "rate_gap", "error_GROUP")
     maximised = frozenset({"accuracy"})
 
     @property

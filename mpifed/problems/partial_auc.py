@@ -160,6 +160,7 @@ class OneWayPAUC(_Pairs, Minimisation):
         "then only that of the metric; default: CVaR",
     )
 
+    metric_names = ("auc", "partial_auc")
     maximised = frozenset({"auc", "partial_auc"})
 
     def variables(self) -> Blocks:
@@ -202,6 +203,7 @@ class TwoWayPAUC(_Pairs, Minimax):
         description="fraction θ_0 of the positive samples that count; true positive rates are from 1 - θ_0",
     )
 
+    metric_names = ("auc", "partial_auc")
     maximised = frozenset({"auc", "partial_auc"})
     sets = Sets(y=Box(0.0, 1.0))
 

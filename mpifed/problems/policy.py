@@ -43,6 +43,7 @@ class MSPBE(Minimax):
 
     source = "Du et al. 2017"
     cites = ("du2017policy",)
+    metric_names = ("mspbe", "theta_error", "w_error")
 
     def footprint(self) -> int:
         per_client = self.states**2 + self.samples * (2 * self.d + 2)

@@ -48,6 +48,7 @@ class QuadraticNCPL(Minimax):
 
     source = "Shen et al. 2024, Assumptions 2.1 to 2.4 and 3.1"
     cites = ("shen2024fessgda",)
+    metric_names = ("grad_phi", "phi_gap", "x_error")
 
     def __post_init__(self):
         if self.rank > self.dy:
@@ -177,6 +178,7 @@ class TwoSidedPL(Minimax):
 
     source = "Shen et al. 2024, section 3.2.5; Yang, Kiyavash & He 2020"
     cites = ("shen2024fessgda", "yang2020agda")
+    metric_names = ("x_error", "y_error", "error")
 
     #: Smoothness of f, attained at 0, and lower bounds of its PL constants in x and in y.
     ell, mu_x, mu_y = 28.0, 1 / 6, 5 / 4

@@ -38,6 +38,7 @@ class RobustRegression(WeightDecay, LabelledImages, Minimax):
 
     source = "Huang et al. 2024, eq. 14"
     cites = ("huang2024adafgda",)
+    metric_names = ("accuracy", "perturbed_accuracy")
     maximised = frozenset({"accuracy", "perturbed_accuracy"})
 
     @property

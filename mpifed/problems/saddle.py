@@ -40,6 +40,7 @@ class Saddle(Minimax):
 
     source = "Huang et al. 2024, eq. 12"
     cites = ("huang2024adafgda",)
+    metric_names = ("error", "x_error", "y_error")
 
     @property
     def _block(self) -> int:
@@ -120,6 +121,7 @@ class Saddle(Minimax):
         return torch.from_numpy(self._mean - self._t.mean() * x["x"].cpu().double().numpy())
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Return the distances to the saddle point: ``error``, ``x_error`` of x and ``y_error`` of y."""
         points, stars = (x["x"], y["y"]), self._solution
         x_error, y_error = (float(torch.dist(point.to(star), star)) for point, star in zip(points, stars))
         return {"error": float(np.hypot(x_error, y_error)), "x_error": x_error, "y_error": y_error}

@@ -38,6 +38,7 @@ class SinusoidMAML(NetworkMAML):
 
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
     cites = ("huang_nd_mfcgd", "finn2017maml")
+    metric_names = ("objective", "grad_norm", "test_error", "adapted_error")
 
     def footprint(self) -> int:
         return (16 * GRID + BYTES_PER_DRAW * self.shots) * self.tests

@@ -39,6 +39,8 @@ class SoftplusSaddle(Minimax):
     coupling: float = Field(default=1.0, ge=0, description="norm of the mean of the C_n")
     heterogeneity: float = Field(default=0.3, ge=0, description="heterogeneity of the clients")
 
+    metric_names = ("error", "operator_norm")
+
     def footprint(self) -> int:
         per_client = self.samples * (self.dx + self.dy) + self.dx * self.dy
         return BYTES_PER_DRAW * self.clients * per_client

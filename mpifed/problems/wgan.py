@@ -52,6 +52,7 @@ class WGAN(Minimax):
 
     source = "Shen et al. 2024, section 4.1"
     cites = ("shen2024fessgda", "arjovsky2017wgan")
+    metric_names = ("squared_distance", "grad_norm")
 
     def __post_init__(self):
         if self.clients * self.samples == 1:

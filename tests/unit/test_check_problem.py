@@ -16,7 +16,7 @@ import torch
 from dataclasses import dataclass
 from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
 from mpifed.core.records import Blocks
-from mpifed.core.sets import Ball, Sets
+from mpifed.core.sets import Ball, Box, Sets
 from mpifed.core.streams import generator
 
 class Rows:
@@ -158,6 +158,16 @@ GRADIENT = "gradients agree with finite differences of the loss"
 JACOBIANS = "Jacobians agree with finite differences of inner"
 COORDINATES = "clients see the same coordinates of a constrained y"
 OUTER = "outer gradients agree with finite differences of outer"
+BOUNDARY = "functions have finite values and correct derivatives on the boundary of the sets"
+BOXED = (
+    "clients: int = 3",
+    """clients: int = 3
+    sets = Sets(x=Box(0.0, 1e6))
+
+    def initial(self, rng):
+        return {"x": torch.ones(3)}
+""",
+)
 MONOTONE = "the operator is monotone on pairs of points"
 NUMPY = ('batch[0] @ x["w"]', 'torch.from_numpy(batch[0].numpy() @ x["w"].numpy())')
 
@@ -207,6 +217,14 @@ VALID = [
     ((BILINEAR,), f"{COORDINATES}: not checked: y has no set"),
     ((PLAIN,), f"{GRADIENT}: holds"),
     ((PLAIN + GRADIENTS,), f"{GRADIENT}: holds"),
+    ((BILINEAR,), f"{BOUNDARY}: not checked: the problem has no sets"),
+    ((LOSS,), f"{BOUNDARY}: holds"),
+    ((PLAIN + GRADIENTS, *BOXED), f"{BOUNDARY}: holds"),
+    # Beyond the boundary, differences are not finite.
+    (
+        (PLAIN + GRADIENTS, *BOXED, "** 2).mean()", '** 2).mean() + 0 * x["w"].sqrt().sum()'),
+        f"{BOUNDARY}: holds",
+    ),
     ((OPERATOR,), f"{MONOTONE}: holds"),
     ((OPERATOR, "monotone = True", ""), f"{MONOTONE}: not checked: the problem has monotone = None"),
     ((COMPOSITION,), f"{JACOBIANS}: holds", f"{OUTER}: holds"),
@@ -240,6 +258,27 @@ WRONG = [
     (COMPOSITION, "2 * (score", "(score", "∂inner[1]/∂x of client 0 along w["),
     (COMPOSITION, "2).mean(1)], dim", "3).mean(1)], dim", "the value of inner() differ by up to"),
     (COMPOSITION, "u + torch", "-u + torch", "∂outer/∂u of client 0 along u["),
+    (
+        PLAIN,
+        *BOXED,
+        "** 2).mean()",
+        '** 2).mean() - x["w"].log().sum()',
+        "loss() is not finite at a point on the bo",
+    ),
+    (
+        PLAIN,
+        *BOXED,
+        "** 2).mean()",
+        '** 2).mean() + x["w"].sqrt().sum()',
+        "∂loss/∂x is not finite at a point",
+    ),
+    (
+        PLAIN + GRADIENTS,
+        *BOXED,
+        "return 2 *",
+        "return 2 * (x > 0) *",
+        "boundary of the set of x, ∂loss/∂x of",
+    ),
     (WEIGHTS, "separate_coordinates = True", "", f"{COORDINATES}: the gradients of two clients"),
 ]
 
@@ -304,7 +343,7 @@ class Problem(Minimisation):
 )
 def test_one_wrong_entry_of_one_client(entry, message):
     """Derivatives along 32 of 60 coordinates and a random direction are compared."""
-    line, _ = outcomes(WIDE, "ENTRY", str(entry))
+    line, *_ = outcomes(WIDE, "ENTRY", str(entry))
     assert f"{GRADIENT}: ∂loss/∂x of client 2 {message}" in line
 
 

@@ -7,7 +7,9 @@ import hashlib
 import re
 
 import pytest
+import torch
 from commands import output_of
+from everything import SETTINGS, problem
 
 import methods_table
 from mpifed.base.settings import settings_of
@@ -18,6 +20,7 @@ from mpifed.config.job import SECTIONS, Config
 from mpifed.config.space import space_of
 from mpifed.config.tables import loads
 from mpifed.config.tuning import Tune
+from mpifed.core.problem import starting_point
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
 DECLARED = "bc5ec6714a46536d"
@@ -101,6 +104,44 @@ def test_where_y_is_projected(monkeypatch):
     assert "AFL" in line and "LocalSGDA" not in line
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_names_of_metrics_are_those_that_the_problem_returns(name):
+    (made := problem(name)).prepare(0)
+    variables = made.variables()
+    point = [
+        variables.unflatten(block, flat)
+        for block, flat in zip(variables, starting_point(made, torch.float64))
+    ]
+    scores = made.predict(*point, slice(0, made.test_rows)) if made.test_rows else None
+    returned = {re.sub("(?<=^error_)(small|large)$", "GROUP", one) for one in made.metrics(*point, scores)}
+    of_other_settings = {
+        "FairClassification": {"accuracy_gap", "loss_gap", "error_GROUP", "loss_GROUP"},  # with groups
+        "AffineGame": {"err_D_slack"},  # with a convex part
+        "Bilinear": {"err_D_slack"},
+    }
+    assert set(made.metric_names) == returned | of_other_settings.get(name, set())
+    assert made.maximised <= returned
+
+
+def test_metrics_of_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    text = info("DataCleaning")
+    assert "  maximised: accuracy, worst_accuracy, f1\n" in text and "  minimised" not in text
+    assert "validation_accuracy; with run.evaluate_on train_accuracy, client_accuracy_mean\n" in text
+    assert "the smallest of any class" in text, "the docstring of metrics()"
+    text = info("Saddle")
+    assert "  minimised: error, x_error, y_error\n" in text
+    assert "  maximised" not in text and "validation_" not in text
+    (tmp_path / "own.py").write_text(
+        "from mpifed.problems import DeepAUC\n\n\n"
+        "class Own(DeepAUC):\n"
+        "    def metrics(self, x, y, predictions):\n"
+        "        return {'auc': 0.5, 'mean': 0.0}\n"
+    )
+    text = info(f"{tmp_path / 'own.py'}:Own")
+    assert "  maximised: auc\n  minimised: all others\n" in text
+
+
 def test_the_default_output(monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     rules = {
@@ -175,7 +216,11 @@ def test_a_user_defined_class(base, group, tmp_path):
         '    """Says what it is."""\n\n'
         f"    K: int = 3\n    {fields}\n\n"
         "    def client_round(self, *arguments):\n        pass\n\n"
-        "    def server_round(self, *arguments):\n        pass\n"
+        "    def server_round(self, *arguments):\n        pass\n\n"
+        '    maximised = frozenset({"gain"})\n\n'
+        "    def metrics(self, *arguments):\n        pass\n"
     )
     output = info(f"{file}:Own")
     assert f"({group})" in output and "Says what it is." in output and "whole number" in output
+    goals = "  maximised: gain\n  minimised: all others\n"
+    assert (goals in output) == (base == "Minimax")

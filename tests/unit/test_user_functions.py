@@ -356,6 +356,26 @@ def test_random_samples_depend_on_the_seed_of_the_run():
     np.testing.assert_array_equal(drawn[2], rows)
 
 
+def test_an_argument_data_dir_is_the_data_folder(tmp_path, monkeypatch):
+    def load(data_dir, scale=1.0):
+        rows = scale * np.load(f"{data_dir}/rows.npy")
+        return {"train": (rows, LABELS), "test": (SAMPLES, LABELS)}
+
+    for folder in (default := tmp_path / "default", given := tmp_path / "given"):
+        folder.mkdir()
+        np.save(folder / "rows.npy", SAMPLES + (folder == given))
+    problem = Classification(dataset=load, clients=1)
+    monkeypatch.delenv("MPIFED_DATA", raising=False)
+    with pytest.raises(
+        DataError, match=r"load: its argument data_dir is .* set run.data_dir \(--data-dir\) or"
+    ):
+        problem.prepare(0)
+    monkeypatch.setenv("MPIFED_DATA", str(default))
+    for data_dir, moved in ((None, 0), (str(given), 1)):
+        problem.prepare(0, data_dir)
+        np.testing.assert_array_equal(problem.client_data(0)[0], (SAMPLES + moved).astype(np.float32))
+
+
 def test_other_generators_must_be_seeded(monkeypatch):
     def load():
         return {"train": (np.random.default_rng().random((12, 2)), LABELS), "test": (SAMPLES, LABELS)}
