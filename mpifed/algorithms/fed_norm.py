@@ -129,8 +129,10 @@ class AFL(FedNormSGDA):
     * *Draw of a domain.* A variant of the paper draws one client by λ for the gradient in x. Here, every
       client of the cohort computes a gradient, which is weighted by λ.
     * *Output.* As in the paper, the averages of x and λ over the rounds.
-    * *Other implementations* bound λ from below by .001, reduce γ_λ by a constant factor per round, or use
-      multiplicative weights. None of this is part of the paper.
+    * *Other implementations.* FedTorch replaces λ_i ≤ .001 by .001 and does not multiply losses by N/|S|. Its
+      program for a single process multiplies γ_λ by 0.9 per round and updates λ with the loss of the last
+      client of the cohort only; its program for several processes does neither. FedJAX uses multiplicative
+      weights. None of this is part of the paper.
     """
 
     tau: int = Field(default=1, init=False)

@@ -17,7 +17,10 @@ Readings:
 * *Message.* The h_i sum to 0, so clients send x̂_i. They update h_i at the start of the next round.
 * *Start.* h_i = 0.
 * *Coins of ProxSkip-L-SVRGDA-FL.* Every client replaces its reference point w_i with probability q in every
-  step, independently of other clients, by the point before the step.
+  step, independently of other clients, by the point before the step. The authors' programs draw one coin for
+  all clients.
+* *Scale of g_i.* The authors' programs with samples divide g_i by the number of clients, which corresponds to
+  operators V_i / N here.
 * *Sets.* The paper's proximal map is the average over the clients, so problems with sets are refused.
 """
 
