@@ -1,4 +1,4 @@
-"""Values of mpifed, such as metrics and gradients, for the programs that compare mpifed with other packages."""
+"""Comparison of values, such as metrics and gradients, for the programs ``peer_NAME.py``."""
 
 from __future__ import annotations
 
