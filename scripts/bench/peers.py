@@ -3,10 +3,10 @@
 
     python scripts/bench/peers.py [--ranks 1 2] [--workloads ...] [--json FILE]
 
-mpifed runs with its defaults. `pip install --no-deps -r scripts/bench/peers.txt` installs pfl-research at the
-version that was compared; without it, mpifed is compared with the bare loop. All take turns in the same
-processes, with one thread per process, and compute the same number of gradients of the same network on the
-same data:
+mpifed runs with its defaults. `pip install --no-deps -r scripts/peers/requirements/pfl.txt` installs
+pfl-research at the version that was compared; without it, mpifed is compared with the bare loop. All take
+turns in the same processes, with one thread per process, and compute the same number of gradients of the same
+network on the same data:
 
 * ``bare``: one client after another in plain torch, parameters and gradients as views of flat vectors, and
   one raw ``MPI_Allreduce``. Every process has all data, so the cohort is divided equally.

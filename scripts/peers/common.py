@@ -29,9 +29,9 @@ FEATURES, CLASSES = 6, 3
 Minibatches = dict[int, torch.Tensor]
 
 
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Return the network of all comparisons, which has 53 parameters."""
-    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).to(dtype)
+def network() -> nn.Sequential:
+    """Return the network of all comparisons."""
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
 
 
 #: The network as a function; its parameters are not used.
@@ -85,6 +85,7 @@ class Path:
         problem: a short description of the problem and the cohorts.
         start: starting point ``[d]``.
         data: samples and labels of each client.
+        counts: what the weights of the clients are proportional to: number of rows, or 1.
         minibatches: of each round, for the members of its cohort.
         points: point after each round, ``[d]``.
     """
@@ -92,12 +93,13 @@ class Path:
     problem: str
     start: torch.Tensor
     data: list[tuple[torch.Tensor, torch.Tensor]]
+    counts: list[int]
     minibatches: list[Minibatches]
     points: list[torch.Tensor]
 
     def network(self) -> nn.Sequential:
         """Return the network with the parameters of the starting point."""
-        module = network(self.start.dtype)
+        module = network()
         nn.utils.vector_to_parameters(self.start.clone(), module.parameters())
         return module
 
@@ -108,12 +110,11 @@ def run_mpifed(
     sizes: Sequence[int] = (8, 12, 16, 20, 24),
     cohort: int | None = None,
     weights: str = "uniform",
-    dtype: str = "float64",
 ) -> Path:
     """Run a method in mpifed and record its minibatches.
 
     Args:
-        sizes: number of rows of each client.
+        sizes: number of rows of each client, more than a minibatch has.
         cohort: clients per round; default: all.
         weights: of the clients, "uniform" or "samples" (proportional to the rows).
     """
@@ -123,21 +124,20 @@ def run_mpifed(
         seed=1,
         oracle={"batch_size": BATCH},
         participation={"weights": weights} | ({} if cohort is None else {"cohort": cohort}),
-        run={"dtype": dtype, "device": "cpu", "group": 1},
+        run={"dtype": "float64", "device": "cpu", "group": 1},  # minibatches are recorded client by client
     )
     simulation.start()
     data = [tuple(simulation.problem.client_data(client)[:2]) for client in range(len(sizes))]
-    data = [(samples.to(simulation.dtype), labels) for samples, labels in data]
-    name = f"network, {cohort or len(sizes)} of {len(sizes)} clients, {weights} weights"
-    if dtype != "float64":
-        name += f", {dtype}"
-    path = Path(name, simulation.point().clone(), data, [], [])
+    name = f"network, {cohort or len(sizes)} of {len(sizes)} clients, weights {weights}"
+    counts = [len(labels) if weights == "samples" else 1 for _, labels in data]
+    path = Path(name, simulation.point().clone(), data, counts, [], [])
     for _ in range(ROUNDS):
         DRAWN.clear()
         simulation.step()
-        members = {client for client, _ in DRAWN}
+        drawn = [(client, rows) for client, rows in DRAWN if len(rows) == BATCH]  # without full batches
+        members = sorted({client for client, _ in drawn})
         path.minibatches.append(
-            {one: torch.stack([rows for client, rows in DRAWN if client == one]) for one in sorted(members)}
+            {one: torch.stack([rows for client, rows in drawn if client == one]) for one in members}
         )
         path.points.append(simulation.point().clone())
     return path

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Methods of fluke 0.8.1 and of mpifed; ``agreement.py`` runs this program and describes its output."""
+"""Methods of fluke and of mpifed; ``agreement.py`` describes the output."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def nova() -> None:
         run["optimizer"] = {"momentum": rho}
         report(
             f"FedNova, unequal steps, rho = {rho:g}", PACKAGE, path, run_fluke(path, **run),
-            "The weights p_i τ_eff / ‖a_i‖₁, whose sum is not 1, multiply points instead of displacements. With "
+            "The weights p_i τ_eff / ‖a_i‖₁, whose sum is not 1, multiply points, not displacements. With "
             "(1 - their sum) times the previous point in addition:",
             run_fluke(path, **run, after=add_rest),
         )  # fmt: skip
