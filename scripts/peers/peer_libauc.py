@@ -171,8 +171,8 @@ def two_way() -> None:
         else:
             compare(
                 name, PACKAGE, where, points[1:], run(0.0),
-                "At the start, s and the loss of some pairs are 0. The subgradient of (loss - s)_+ in s is then "
-                "0 in LibAUC and -1 here. With the start s = -1e-12 in LibAUC:",
+                "At the start, s and the losses of some pairs are 0. There, (loss - s)_+ has the subgradient 0 "
+                "in s in LibAUC and -1 here. With the start s = -1e-12 in LibAUC:",
                 run(-1e-12),
             )  # fmt: skip
 

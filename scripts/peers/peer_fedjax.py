@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Methods of FedJAX and of mpifed; ``agreement.py`` runs this program and describes its output."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from common import BATCH, ROUNDS, Path, report, run_mpifed
+from values import compare, simulate
+
+from mpifed import algorithms, problems
+
+jax.config.update("jax_enable_x64", True)
+jax.tree_map = jax.tree_util.tree_map  # which newer versions of jax lack
+import fedjax  # noqa: E402
+
+PACKAGE = "fedjax"
+ETA, K = 0.3, 3
+SHAPES = ((5, 6), (5,), (3, 5), (3,))  # of the network
+STEPS = fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_steps=K)
+ALL = fedjax.PaddedBatchHParams(batch_size=64)
+
+
+class Client(fedjax.ClientDataset):
+    """The rows of a client, with given minibatches ``[steps, b]``."""
+
+    def __init__(self, minibatches: torch.Tensor, **columns):
+        super().__init__({name: np.asarray(column) for name, column in columns.items()})
+        self.minibatches = minibatches.numpy()
+
+    def shuffle_repeat_batch(self, hparams=None, **kwargs):
+        return [
+            {name: column[rows] for name, column in self.raw_examples.items()} for rows in self.minibatches
+        ]
+
+
+def parts(point: torch.Tensor) -> list[jnp.ndarray]:
+    """Return the network's parameters at a point."""
+    sizes = [int(np.prod(shape)) for shape in SHAPES]
+    split = point.split(sizes)
+    return [jnp.asarray(part.numpy().reshape(shape)) for part, shape in zip(split, SHAPES, strict=True)]
+
+
+def flat(params) -> torch.Tensor:
+    return torch.cat([torch.from_numpy(np.array(part)).flatten() for part in params])
+
+
+def cross_entropy(outputs, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(outputs), labels[:, None], axis=1)[:, 0]
+
+
+def losses(params, batch, rng):
+    W, b, V, c = params
+    return cross_entropy(jnp.tanh(batch["x"] @ W.T + b) @ V.T + c, batch["y"])
+
+
+GRADIENT = fedjax.grad(losses)
+
+
+def run_fedjax(path: Path, method, pairs: bool = False) -> list[torch.Tensor]:
+    """Run the rounds of a path and return the point after each.
+
+    Args:
+        pairs: the path has every minibatch twice, because it is evaluated at two points.
+    """
+    state, found = method.init(parts(path.start)), []
+    for batches in path.minibatches:
+        clients = []
+        for one, rows in batches.items():
+            x, y = path.data[one]
+            clients.append((one, Client(rows[::2] if pairs else rows, x=x, y=y), jax.random.PRNGKey(0)))
+        state, _ = method.apply(state, clients)
+        found.append(flat(state.params))
+    return found
+
+
+def averaging() -> None:
+    sgd = fedjax.optimizers.sgd
+    for eta_g in (1.0, 0.7):
+        method = fedjax.algorithms.fed_avg.federated_averaging(GRADIENT, sgd(ETA), sgd(eta_g), STEPS)
+        path = run_mpifed(algorithms.FedAvg(K=K, eta=ETA, eta_g=eta_g), cohort=3, weights="samples")
+        report(f"FedAvg, eta_g = {eta_g:g}", PACKAGE, path, run_fedjax(path, method))
+
+
+def mime() -> None:
+    """Mime and MimeLite; the optimisers of FedJAX are those of optax."""
+    methods = {
+        "MimeLite": fedjax.algorithms.mime_lite.mime_lite,
+        "Mime": fedjax.algorithms.mime.mime,
+    }
+    beta, eta_g = 0.9, 0.8
+    for name, function in methods.items():
+        base = fedjax.optimizers.sgd(ETA, momentum=beta)
+        method = function(losses, base, STEPS, ALL, eta_g)
+        settings = {
+            "K": K,
+            "eta": ETA,
+            "eta_g": eta_g,
+            "base": {"name": "momentum", "beta": beta, "mix": "sum"},
+        }
+        path = run_mpifed(getattr(algorithms, name)(**settings), cohort=3, weights="samples")
+        report(f"{name}, momentum, mix = sum", PACKAGE, path, run_fedjax(path, method, pairs=name == "Mime"))
+
+
+def projected(point: np.ndarray) -> np.ndarray:
+    """Return the projection on the simplex, by bisection."""
+    low, high = point.min() - 1, point.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(point - high, 0)
+
+
+def agnostic() -> None:
+    """AgnosticFedAvg with one step on all data, in which every client is a domain, is AFL of all clients."""
+    clients, gamma_x, gamma_y = 4, 0.5, 0.05
+    problem = problems.ClientMixture(dataset="digits", model="linear", clients=clients)
+    simulation, points = simulate(problem, algorithms.AFL(gamma_x=gamma_x, gamma_y=gamma_y), ROUNDS)
+    cohort, sizes = [], []
+    for client in range(clients):
+        samples, labels = simulation.problem.client_data(client)[:2]
+        sizes.append(len(labels))
+        columns = {"x": samples.double().flatten(1), "y": labels, "domain_id": np.full(len(labels), client)}
+        data = Client(torch.arange(len(labels))[None], **columns)
+        cohort.append((client, data, jax.random.PRNGKey(client)))
+
+    def losses(params, batch, rng):
+        return cross_entropy(batch["x"] @ params[0].T + params[1], batch["y"])
+
+    def run(ascent: bool) -> list[torch.Tensor]:
+        method = fedjax.algorithms.agnostic_fed_avg.agnostic_federated_averaging(
+            losses, fedjax.optimizers.sgd(gamma_x), fedjax.optimizers.sgd(1.0), STEPS, ALL,
+            init_domain_weights=[1 / clients] * clients, domain_learning_rate=gamma_y,
+            domain_algorithm="none" if ascent else "eg", init_domain_window=[float(n) for n in sizes],
+        )  # fmt: skip
+        state, found = (
+            method.init([jnp.asarray(points[0][:640].reshape(10, 64)), jnp.asarray(points[0][640:650])]),
+            [],
+        )
+        for _ in range(ROUNDS):
+            values = [losses(state.params, data.raw_examples, None).mean() for _, data, _ in cohort]
+            state, _ = method.apply(state, cohort)
+            if ascent:
+                weights = projected(np.array(state.domain_weights) + gamma_y * np.array(values))
+                state = state.replace(domain_weights=jnp.asarray(weights))
+            found.append(flat([*state.params, state.domain_weights]))
+        return found
+
+    compare(
+        "AFL", PACKAGE, f"linear model, digits, {clients} clients, all data", points[1:], run(ascent=False),
+        "The weights are multiplied by exp(γ loss) and normalised. With projected ascent:", run(ascent=True),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    averaging()
+    mime()
+    agnostic()
