@@ -86,22 +86,56 @@ def averaging() -> None:
 
 def mime() -> None:
     """Mime and MimeLite; the optimisers of FedJAX are those of optax."""
-    methods = {
-        "MimeLite": fedjax.algorithms.mime_lite.mime_lite,
-        "Mime": fedjax.algorithms.mime.mime,
-    }
+    functions = {"MimeLite": fedjax.algorithms.mime_lite.mime_lite, "Mime": fedjax.algorithms.mime.mime}
     beta, eta_g = 0.9, 0.8
-    for name, function in methods.items():
-        base = fedjax.optimizers.sgd(ETA, momentum=beta)
-        method = function(losses, base, STEPS, ALL, eta_g)
-        settings = {
-            "K": K,
-            "eta": ETA,
-            "eta_g": eta_g,
-            "base": {"name": "momentum", "beta": beta, "mix": "sum"},
-        }
-        path = run_mpifed(getattr(algorithms, name)(**settings), cohort=3, weights="samples")
+    momentum = {"name": "momentum", "beta": beta, "mix": "sum"}
+    for name, function in functions.items():
+        path = of_mpifed(name, ETA, eta_g, momentum)
+        method = function(losses, fedjax.optimizers.sgd(ETA, momentum=beta), STEPS, ALL, eta_g)
         report(f"{name}, momentum, mix = sum", PACKAGE, path, run_fedjax(path, method, pairs=name == "Mime"))
+
+    eta, beta_1, beta_2, epsilon = 0.02, 0.9, 0.99, 0.1
+    settings = {"beta_2": beta_2, "epsilon": epsilon}
+    optimizers = {
+        "rmsprop": (fedjax.optimizers.rmsprop(eta, decay=beta_2, eps=epsilon), 0.0),
+        "adam": (fedjax.optimizers.adam(eta, b1=beta_1, b2=beta_2, eps=epsilon), beta_1),
+    }
+    reasons = {
+        "rmsprop": "A step uses v after its own gradient, and ε is added under the root.",
+        "adam": "A step uses v after its own gradient, and both moments are divided by 1 - β^t.",
+    }
+    for name, (optimizer, b1) in optimizers.items():
+        base = {"name": name} | settings | ({"beta_1": beta_1} if name == "adam" else {})
+        path = of_mpifed("Mime", eta, eta_g, base)
+        methods = [
+            functions["Mime"](losses, one, STEPS, ALL, eta_g)
+            for one in (optimizer, fixed(eta, b1, beta_2, epsilon))
+        ]
+        report(
+            f"Mime, {name}", PACKAGE, path, run_fedjax(path, methods[0], pairs=True),
+            f"{reasons[name]} With the optimiser of the paper:", run_fedjax(path, methods[1], pairs=True),
+        )  # fmt: skip
+
+
+def of_mpifed(name: str, eta: float, eta_g: float, base: dict) -> Path:
+    method = getattr(algorithms, name)(K=K, eta=eta, eta_g=eta_g, base=base)
+    return run_mpifed(method, cohort=3, weights="samples")
+
+
+def fixed(eta: float, beta_1: float, beta_2: float, epsilon: float) -> fedjax.Optimizer:
+    """Return Adam without bias correction, whose steps use v before their gradient; RMSprop for β_1 = 0."""
+
+    def init(params):
+        return [jnp.zeros_like(part) for part in params], [jnp.zeros_like(part) for part in params]
+
+    def apply(gradients, state, params):
+        m, v = state
+        new = [(1 - beta_1) * g + beta_1 * one for g, one in zip(gradients, m, strict=True)]
+        steps = [eta * one / (jnp.sqrt(two) + epsilon) for one, two in zip(new, v, strict=True)]
+        squares = [(1 - beta_2) * g**2 + beta_2 * two for g, two in zip(gradients, v, strict=True)]
+        return (new, squares), [part - step for part, step in zip(params, steps, strict=True)]
+
+    return fedjax.Optimizer(init, apply)
 
 
 def projected(point: np.ndarray) -> np.ndarray:

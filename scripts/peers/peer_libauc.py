@@ -168,13 +168,13 @@ def two_way() -> None:
         name, where = f"LFedNest on TwoWayPAUC, margin {margin:g}", f"{PROBLEM}, float32 masks"
         if margin == 1:  # at the start, the losses of all pairs are positive
             compare(name, PACKAGE, where, points[1:], run(0.0))
-        else:
-            compare(
-                name, PACKAGE, where, points[1:], run(0.0),
-                "At the start, s and the losses of some pairs are 0. There, (loss - s)_+ has the subgradient 0 "
-                "in s in LibAUC and -1 here. With the start s = -1e-12 in LibAUC:",
-                run(-1e-12),
-            )  # fmt: skip
+            continue
+        compare(
+            name, PACKAGE, where, points[1:], run(0.0),
+            "At the start, s and the losses of some pairs are 0. The subgradient of (loss - s)_+ in s is "
+            "then 0 in LibAUC and -1 here. With the start s = -1e-12 in LibAUC:",
+            run(-1e-12),
+        )  # fmt: skip
 
 
 def pairs(simulation) -> tuple[torch.Tensor, torch.Tensor, int, int]:
