@@ -15,7 +15,7 @@ Readings:
 * *Series.* The paper draws a random length N' from 0 to J and sets p = (J + 1) ℓ c_{N'}, which is unbiased
   (``truncation = "random"``). The default here is the sum of all terms. The reference implementation FedNest
   computes every client's c_j with its own second derivatives. By default it averages p over its earlier
-  iterates too if J > 1, which gives c_j the weight 1 / j.
+  iterates too if J > 1, which gives c_j, j ≥ 1, the weight 1 / j.
 * *Samples.* Every evaluation has a separate sample, except that a corrected local step evaluates the same
   samples at both points.
 * *LFedNest* (``separate``): every client computes a series from its own functions and takes uncorrected
