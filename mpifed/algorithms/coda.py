@@ -22,6 +22,11 @@ Readings:
 * *Sets.* If the problem has sets, both blocks are projected after every local step and at the server. The
   paper has no sets. Variates are computed from projected displacements, see ``mpifed.algorithms.variates``.
 * *Letters.* K is the paper's I, the number of local steps.
+* *Script of the authors* for CODASCA on CIFAR-100: the variates are means of gradients without the proximal
+  term and before the clipping of their coordinates, and are kept between stages. The first x_ref is random
+  with the standard deviation .01; the next ones are averages over the local steps of each client, which the
+  clients do not share. The gradient in α is the closed form 2 (m + b - a - α), with the thresholds after
+  their step, and α is clipped to [0, 999].
 """
 
 from __future__ import annotations

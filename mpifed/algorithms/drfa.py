@@ -10,18 +10,20 @@ Readings:
 
 * *Cohorts.* The paper draws S by λ with replacement and averages plainly. Here, as in the reference
   implementation FedTorch, S is drawn uniformly, and the displacement of client i has the weight N λ_i / |S|;
-  the expectation is the same. A cohort that depends on λ is not available.
+  the expectation is the same. FedTorch's program for several processes replaces |S| by |S| + 1 if client 0,
+  which is the server, is not in S; the same applies to U. A cohort that depends on λ is not available.
 * *Snapshot.* ``snapshot = "common"``: t' is uniform in 1..τ and the same for all clients, as in the paper.
-  ``"client"``: as in the reference implementation FedTorch, every client draws k in 1..τ-1 and takes the
-  point before step k. A number is a fixed t'; 0 is the point at the start of the round. ``snapshot_weights =
-  "uniform"`` averages the points of the snapshot plainly, as the reference implementation FedTorch does.
+  ``"client"``: as in FedTorch's program for a single process, every client draws k in 1..τ-1 and takes the
+  point before step k. Its program for several processes draws one such k for all clients. A number is a
+  fixed t'; 0 is the point at the start of the round. ``snapshot_weights = "uniform"`` averages the points of
+  the snapshot plainly, as both programs do.
 * *Gradients of losses.* The gradient of f_i(x, λ) = N λ_i ℓ_i(x) at λ_i = 1/N is that of ℓ_i.
 * *Sets.* x is projected after every local step and at the server, because the weights of a cohort do not sum
   to 1. λ is projected at the server.
 * *Output.* The average of the points x and λ after each round. The analysis in the paper also averages x over
   the local steps and the clients.
-* *Other implementations* bound λ from below by .001 and reduce γ by a constant factor per round. DRFA-Prox is
-  another method; a regulariser of the problem enters the gradient in λ.
+* *Other implementations.* FedTorch replaces λ_i ≤ .001 by .001 and multiplies γ by 0.9 per round. DRFA-Prox
+  is another method; a regulariser of the problem enters the gradient in λ.
 """
 
 from __future__ import annotations

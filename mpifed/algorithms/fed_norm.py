@@ -140,8 +140,10 @@ class AFL(FedNormSGDA):
     * *Output.* As in the paper, the averages of x and λ over the rounds.
     * *Exponentiated gradient.* ``mirror = "entropy"`` is mirror ascent on the simplex: λ_i exp(γ_λ g_i),
       normalised, as in AgnosticFedAvg (Ro et al. 2021), whose domains are the clients here.
-    * *Other implementations* bound λ from below by .001, or reduce γ_λ by a constant factor per round.
-      Neither is part of the paper.
+    * *Other implementations.* FedTorch replaces λ_i ≤ .001 by .001 and does not multiply losses by N/|S|. Its
+      program for a single process multiplies γ_λ by 0.9 per round and updates λ with the loss of the last
+      client of the cohort only; its program for several processes does neither. None of this is part of the
+      paper.
     """
 
     tau: int = Field(default=1, init=False)

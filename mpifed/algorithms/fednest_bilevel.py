@@ -13,12 +13,15 @@ Readings:
 
 * *Step sizes.* They are not divided by the number of local steps. In the paper's theory they are.
 * *Series.* The paper draws a random length N' from 0 to J and sets p = (J + 1) ℓ c_{N'}, which is unbiased
-  (``truncation = "random"``). The reference implementation FedNest sums all terms, the default here.
+  (``truncation = "random"``). The default here is the sum of all terms. The reference implementation FedNest
+  computes every client's c_j with its own second derivatives. By default it averages p over its earlier
+  iterates too if J > 1, which gives c_j, j ≥ 1, the weight 1 / j.
 * *Samples.* Every evaluation has a separate sample, except that a corrected local step evaluates the same
   samples at both points.
 * *LFedNest* (``separate``): every client computes a series from its own functions and takes uncorrected
   local steps, in one phase. Where the clients' second derivatives differ, the mean of these hypergradients is
-  not the hypergradient of the mean.
+  not the hypergradient of the mean. The reference implementation computes the series again at every outer
+  step.
 * *Sets.* The method has no projection; problems with sets are refused.
 """
 

@@ -18,7 +18,10 @@ Readings:
   the h_i, which is 0 without sets and φ.
 * *Start.* h_i = 0.
 * *Coins of ProxSkip-L-SVRGDA-FL.* Every client replaces its reference point w_i with probability q in every
-  step, independently of other clients, by the point before the step.
+  step, independently of other clients, by the point before the step. The reference implementation draws one
+  coin for all clients.
+* *Scale of g_i.* With samples, the reference implementation divides g_i by the number of clients, which
+  corresponds to operators V_i / N here.
 * *Sets and φ.* The paper's proximal map is the average over the clients, that of the indicator function of
   equal points. With the indicator functions of the set for every client, or φ, the proximal map of the sum
   is the average, followed by the projection or by prox with weight γ/p. Local steps may leave the set.

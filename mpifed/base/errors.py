@@ -166,7 +166,8 @@ _CAUSES = {
     "'Now'": "the first argument is `now`; the round's number is now.round",
     "doesn't match the broadcast shape": "clients must not write `shared` [d]; assign to a new "
     "variable [C, d], x = shared.x - ...",
-    "does not require grad": "the loss does not depend on the parameters: .detach(), .item() or .numpy()?",
+    "does not require grad": "the loss does not depend on the parameters: .detach(), .item() or .numpy()? "
+    "In analytic gradients(), autograd needs torch.enable_grad()",
     " is out of bounds": "labels must be integers from 0 to the number of outputs - 1",
     "shapes cannot be multiplied": "functions of a problem get the rows of one client, [b, ...]",
 }

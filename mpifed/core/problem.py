@@ -25,7 +25,8 @@ rows of a minibatch. Functions that autograd differentiates (``loss``, ``inner``
 ``lower``) are called for *one* client with named parameters and a batch ``[b, ...]``. Analytic derivatives
 (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``) are called for *all* C clients with batches
 ``[C, b, ...]`` and flat blocks. Either all blocks are ``[C, d]``, or all blocks are ``[d]`` and are shared by
-the clients.
+the clients. They are called under ``torch.no_grad()``: one that uses autograd itself needs
+``torch.enable_grad()``.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ The function returns a dictionary: ``train``, ``test`` and optionally ``validati
 and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
 client of each training sample. It is called on every rank, with global random generators seeded by the seed
 of the run. An argument ``seed`` without a default is this seed, and an argument ``data_dir`` without a
-default is the data folder. The digest of its result shows whether ranks,
-or a run and its resumption, got different samples. A fast function is called a second time, because a
-generator that is not seeded, ``np.random.default_rng()``, would otherwise go unnoticed on one rank, and the
-run could not be resumed.
+default is the data folder. The digest of its result shows whether ranks, or a run and its resumption, got
+different samples. A fast function is called a second time, because a generator that is not seeded,
+``np.random.default_rng()``, would otherwise go unnoticed on one rank, and the run could not be resumed.
 """
 
 from __future__ import annotations

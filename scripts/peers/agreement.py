@@ -46,7 +46,8 @@ Programs in `scripts/peers` compute methods, losses and metrics with packages th
 with mpifed. The iterates of a method are compared after every round, from the same start, on the same data,
 with the same cohorts and minibatches, in float64 where the package allows it. *Network* is the training of a
 network with one hidden layer on random samples that differ between clients. A deviation is the largest
-difference of two values, divided by the largest value.
+difference of two values, divided by the largest value. Losses and metrics are compared for several inputs,
+whose number is in the column *rounds*.
 
 The packages are not required by mpifed, and the programs are not part of the tests:
 
