@@ -101,6 +101,14 @@ def test_where_y_is_projected(monkeypatch):
     assert "AFL" in line and "LocalSGDA" not in line
 
 
+@pytest.mark.parametrize(
+    "name, family",
+    [("Classification", "minimisation"), ("DeepAUC", "minimax"), ("FedAvg", "minimisation")],
+)
+def test_problem_families(name, family):
+    assert f"problem family: {family}\n" in info(name)
+
+
 def test_the_default_output(monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     rules = {
