@@ -30,7 +30,7 @@ from mpifed.core.directions import DIRECTIONS
 from mpifed.core.metrics import CLIENTS, VALIDATION, Column
 from mpifed.core.noise import NOISES
 from mpifed.core.participation import AVAILABILITY_MODELS
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.ranking import METRICS
 from mpifed.core.records import Record
 from mpifed.core.schedules import SCHEDULES
@@ -378,11 +378,21 @@ def _places_of(key: str) -> list[str]:
     return sections + [name for name, obj in members.items() if key in settings_of(obj)]
 
 
+def family_of(obj) -> str:
+    """Return the problem family of a method or a problem for users; empty for other objects.
+
+    A minimisation is stored as a minimax problem without y, since methods for minimax problems solve it.
+    """
+    if isinstance(obj, type) and issubclass(obj, Minimisation):
+        return "minimisation"
+    return getattr(obj, "family", "")
+
+
 def _print_object(name: str, group: str, obj) -> None:
     screen = console()
     screen.print(f"{name}  ({group})", style="bold")
-    for label, attribute in (("source", "source"), ("problem family", "family")):
-        if value := getattr(obj, attribute, ""):
+    for label, value in (("source", getattr(obj, "source", "")), ("problem family", family_of(obj))):
+        if value:
             screen.print(f"{label}: {value}")
     if getattr(obj, "separate_coordinates", False):
         methods = ", ".join(known for known, cls in ALGORITHMS.items() if cls.projects == "server")

@@ -37,7 +37,7 @@ from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError, ContractError, hint, short_repr
 from mpifed.base.plugins import data_folder, is_user_defined
 from mpifed.base.settings import problem_settings, suggest
-from mpifed.cli.catalogue import example
+from mpifed.cli.catalogue import example, family_of
 from mpifed.config.job import Config
 from mpifed.config.plugins import find_class
 from mpifed.config.tables import apply_overrides
@@ -419,7 +419,7 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         warnings.simplefilter("ignore")
         if comm.rank == 0:
             where = "one process" if comm.size == 1 else f"one process and on {comm.size} ranks"
-            what = f"{subject.family} {'method' if method else 'problem'}"
+            what = f"{family_of(type(subject))} {'method' if method else 'problem'}"
             report.print(
                 f"{type(subject).__name__} ({what}): float64 and float32 on the CPU, minibatches of {ROWS} "
                 f"rows, in {where}, in temporary folders"
@@ -499,6 +499,11 @@ def _construct(name: str, settings: dict):
         except ConfigError:
             if is_user_defined(name):
                 raise first from None
+            if name.endswith(".toml"):
+                raise ConfigError(
+                    f"expected a method or problem, got the job file {short_repr(name)}: "
+                    f"`mpifed info {name}` validates it, and `mpifed run` does so before the first round"
+                ) from None
             hint = suggest(name, [*ALGORITHMS, *PROBLEMS])
             raise ConfigError(
                 f"unknown method or problem {short_repr(name)}: {hint}; user-defined: ./file.py:Class"

@@ -110,6 +110,7 @@ def run_mpifed(
     sizes: Sequence[int] = (8, 12, 16, 20, 24),
     cohort: int | None = None,
     weights: str = "uniform",
+    **oracle,
 ) -> Path:
     """Run a method in mpifed and record its minibatches.
 
@@ -117,12 +118,13 @@ def run_mpifed(
         sizes: number of rows of each client, more than a minibatch has.
         cohort: clients per round; default: all.
         weights: of the clients, "uniform" or "samples" (proportional to the rows).
+        oracle: further settings of the oracle.
     """
     simulation = mpifed.Simulation(
         RecordedTraining(tuple(sizes)),
         algorithm,
         seed=1,
-        oracle={"batch_size": BATCH},
+        oracle={"batch_size": BATCH, **oracle},
         participation={"weights": weights} | ({} if cohort is None else {"cohort": cohort}),
         run={"dtype": "float64", "device": "cpu", "group": 1},  # minibatches are recorded client by client
     )

@@ -11,7 +11,8 @@ from mpifed.algorithms import FedAvg
 from mpifed.core.streams import generator
 from mpifed.problems import Classification
 
-SEED, CLIENTS, COHORT, ROUNDS, EPOCHS, BATCH, ETA = 1, 12, 6, 2, 5, 10, 0.1
+SEED, CLIENTS, COHORT, ROUNDS, EPOCHS, BATCH = 1, 12, 6, 2, 5, 10
+ETA, DECAY, MOMENTUM = 0.1, 0.9, 0.9
 
 
 def digits():
@@ -21,14 +22,16 @@ def digits():
 
 
 def test_five_epochs_on_dirichlet_clients(tmp_path):
-    """The recipe: E = 5, batches of 10, a cohort of half of the clients, averages weighted by samples.
+    """E = 5, batches of 10, momentum, a decay per round, a cohort of half of the clients, weights by samples.
 
     1e-9: a few hundred local steps have sums in another order, whose errors of 1e-16 hardly grow.
     """
     oracle = {"batch_size": BATCH, "sampling": "without_replacement"}
     participation = {"cohort": COHORT, "weights": "samples"}
+    eta = {"name": "exponential", "value": ETA, "factor": DECAY, "per": "round"}
+    method = FedAvg(K={"epochs": EPOCHS}, eta=eta, local={"name": "sgd", "momentum": MOMENTUM})
     config = configuration(
-        FedAvg(K={"epochs": EPOCHS}, eta=ETA), digits(), tmp_path, rounds=ROUNDS, seed=SEED,
+        method, digits(), tmp_path, rounds=ROUNDS, seed=SEED,
         sections={"oracle": oracle, "participation": participation, "record": ("x",)},
     )  # fmt: skip
     path, _ = trace(config)
@@ -44,7 +47,8 @@ def test_five_epochs_on_dirichlet_clients(tmp_path):
             images, labels = (torch.as_tensor(column) for column in data[k])
             network = nn.Linear(64, 10).double()
             nn.utils.vector_to_parameters(x.clone(), network.parameters())
-            optimizer = torch.optim.SGD(network.parameters(), lr=ETA)
+            rate = ETA * DECAY ** (r - 1)
+            optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=MOMENTUM)
             for epoch in range(EPOCHS):
                 order = torch.from_numpy(drawn.permutation(SEED, k, r, epoch, sizes[k]))
                 for batch in order.split(BATCH):

@@ -120,6 +120,7 @@ COMMANDS = [
     ("run auc.toml 'problem.dataset={name=\"table\", file=\"my.csv\", target=\"y\", test=0.2}'", "my.csv",
      "expected"),
     ("check Sadle", "unknown method or problem 'Sadle'", "did you mean 'Saddle'?"),
+    ("check job.toml", "expected a method or problem, got the job file 'job.toml'", "`mpifed info job.toml`"),
     ("info oracel", "did you mean 'oracle'?"),
     ("info batch_size", "'batch_size' is a setting: see `mpifed info oracle.batch_size`"),
     ("info partition.alpha", "'partition.alpha' is a setting: see `mpifed info AdaFGDA`"),

@@ -142,6 +142,14 @@ def test_metrics_of_a_problem(tmp_path, monkeypatch):
     assert "  maximised: auc\n  minimised: all others\n" in text
 
 
+@pytest.mark.parametrize(
+    "name, family",
+    [("Classification", "minimisation"), ("DeepAUC", "minimax"), ("FedAvg", "minimisation")],
+)
+def test_problem_families(name, family):
+    assert f"problem family: {family}\n" in info(name)
+
+
 def test_the_default_output(monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     rules = {
