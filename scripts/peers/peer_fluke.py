@@ -46,6 +46,7 @@ def run_fluke(
     algorithm=CentralizedFL,
     loader=all_rows,
     optimizer=None,
+    scheduler=None,
     of_client=None,
     of_server=None,
     prepare=lambda server: None,
@@ -58,6 +59,7 @@ def run_fluke(
     Args:
         client, server: classes of fluke.
         optimizer, of_client, of_server: further settings of the optimizer, the clients and the server.
+        scheduler: settings of the step sizes.
         prepare: called with the server before the first round.
         before, after: called before the server aggregates, with the clients' models, and after it, with its
             previous point: corrections.
@@ -83,7 +85,7 @@ def run_fluke(
             after(self, start)
             self.points.append(flat(point(self)))
 
-    settings = OptimizerConfigurator({"name": "SGD", "lr": ETA} | (optimizer or {}))
+    settings = OptimizerConfigurator({"name": "SGD", "lr": ETA} | (optimizer or {}), scheduler)
     first = torch.zeros(1, BATCH, dtype=torch.int64)  # the first loaders, before those of the first round
     clients = [
         client(
@@ -112,6 +114,29 @@ def same() -> None:
     path = run_mpifed(algorithms.FedProx(K=K, eta=ETA, mu=0.5), cohort=3, weights="samples")
     found = run_fluke(path, FedProxClient, of_client={"mu": 0.5}, of_server={"weighted": True})
     report("FedProx", PACKAGE, path, found)
+
+
+class Restarted(Client):
+    """A client whose momentum starts at 0 in every round."""
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+        return super().fit(override_local_epochs)
+
+
+def epochs() -> None:
+    """FedAvg with local epochs, momentum, and step sizes that fall from round to round."""
+    eta = {"name": "exponential", "value": ETA / 10, "factor": 0.9, "per": "round"}
+    method = algorithms.FedAvg(K={"epochs": 5}, eta=eta, local={"name": "sgd", "momentum": 0.9})
+    path = run_mpifed(method, weights="samples", sampling="without_replacement")
+    settings = {"optimizer": {"lr": ETA / 10, "momentum": 0.9}, "of_server": {"weighted": True}}
+    settings["scheduler"] = {"name": "StepLR", "step_size": 1, "gamma": 0.9}
+    report(
+        "FedAvg, 5 epochs, momentum, decay per round", PACKAGE, path, run_fluke(path, **settings),
+        "Clients keep their momentum from round to round. With a momentum of 0 at the start of each round:",
+        run_fluke(path, Restarted, **settings),
+    )  # fmt: skip
 
 
 def scaffold() -> None:
@@ -248,6 +273,7 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     same()
+    epochs()
     scaffold()
     momentum()
     for server in ("adam", "yogi", "adagrad"):
