@@ -100,6 +100,11 @@ def test_members_are_split_evenly(count, size, groups):
     assert [k for group in slices for k in range(group.start, group.stop)] == list(range(count))
 
 
+def test_a_single_member_is_stepped_with_a_copy():
+    assert capacity("all", 1) == capacity(4, 1) == 2
+    assert (capacity("all", 5), capacity(4, 5), capacity(1, 5)) == (5, 4, 1)
+
+
 def choice_of(config) -> client_batching.GroupChoice:
     simulation = started(config, 1)
     assert simulation.rounds.executor.capacity == capacity(simulation.rounds.choice.group, 40)

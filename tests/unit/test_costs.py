@@ -206,6 +206,12 @@ def test_calls_per_local_step(name):
         assert calls // local_steps(method) == method.calls_per_step
 
 
+def test_calls_per_local_step_besides_those_of_all_data():
+    """With q = 1, a new reference point takes a call on all data in every step."""
+    calls = COSTS["ProxSkipLSVRGDAFL"][-1] - K
+    assert calls // local_steps(BUILT["ProxSkipLSVRGDAFL"]) == ALGORITHMS["ProxSkipLSVRGDAFL"].calls_per_step
+
+
 def test_all_methods_have_costs():
     missing = set(ALGORITHMS) - {re.match(r"\w+", name)[0] for name in COSTS}
     assert not missing, (

@@ -129,3 +129,21 @@ def test_methods_for_games_have_the_full_batch(sampling):
         points.append(started(config, 1).point())
     torch.testing.assert_close(*points, rtol=0, atol=1e-14)  # rounding
     assert points[0].norm() > 0.01
+
+
+def test_clients_differ_by_a_multiple_of_the_same_noise(monkeypatch):
+    seen, trajectories = [], MSPBE._trajectories
+
+    def record(self, chances, uniform):
+        seen.append(np.log(np.diff(chances, axis=2, prepend=0.0)))
+        states = trajectories(self, chances, uniform)
+        assert (states[:, 0] == np.floor(uniform[:, 0] * self.states)).all()
+        return states
+
+    monkeypatch.setattr(MSPBE, "_trajectories", record)
+    for heterogeneity in (0.0, 0.5, 1.0):
+        prepared(MSPBE(clients=3, d=3, states=8, samples=12, heterogeneity=heterogeneity))
+    half, whole = (logits - seen[0] for logits in seen[1:])
+    half, whole = (part - part.mean(axis=2, keepdims=True) for part in (half, whole))  # without normalisation
+    assert abs(half).max() > 0.1
+    np.testing.assert_allclose(whole, 2 * half, atol=1e-12)  # logarithms of chances of 1e-3 and more

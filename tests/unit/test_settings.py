@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from refusals import refusal
 
 from mpifed.algorithms import ALGORITHMS, AdaFGDA
-from mpifed.base.settings import hyperparameters
+from mpifed.base.settings import hyperparameters, type_hints
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
 from mpifed.core.schedules import Constant, Rate
 from mpifed.core.sets import Ball, Box, L1Ball, Simplex
@@ -156,3 +156,10 @@ def test_signatures_name_the_settings_with_types_and_defaults(name):
         assert shown.kind is (shown.KEYWORD_ONLY if field.kw_only else shown.POSITIONAL_OR_KEYWORD)
         assert shown.default == (shown.empty if field.default.is_required() else field.default.get_default())
     assert f"{fields[0].name}: {fields[0].type!r}" in pydoc.plain(pydoc.render_doc(cls))
+
+
+def test_annotations_that_cannot_be_evaluated():
+    class Local:
+        step: "Unknown"  # noqa: F821
+
+    assert type_hints(Local) == {}

@@ -329,3 +329,9 @@ def test_a_user_defined_best_response():
     game.best_response = lambda x: torch.zeros(2)
     assert simulated(game, ["phi"]).evaluate()["phi_residual"] > 0.1
     assert simulated(game, ["phi"], weights="samples").evaluate()["phi_residual"] <= 1e-10
+
+
+def test_rounding_grows_with_the_norm():
+    small = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    assert full_data.rounding(8 * small) == 8 * full_data.rounding(small) > 0
+    assert full_data.rounding(small, least=4.0) == full_data.rounding(8 * small)

@@ -110,6 +110,18 @@ def test_constants_of_all_theorems_are_listed():
     assert set(CONSTANTS) == set(THEOREMS)
 
 
+def test_full_participation_has_no_error_of_sampling():
+    """Theorem 3.1 of Shen et al. without noise: M = m occurs in the error of sampled clients only."""
+    exact = CONSTANTS["shen-3.1"] | {"sigma": 0.0}
+    assert prescribe("shen-3.1", **exact).bound == prescribe("shen-3.1", **exact | {"M": 5, "m": 5}).bound
+
+
+def test_the_local_step_of_the_faster_block():
+    """Theorem 3.5 of Shen et al. with K = 1 and the largest step size 1 / (4 l K)."""
+    said = prescribe("shen-3.5", **CONSTANTS["shen-3.5"] | {"K": 1})
+    assert said.steps["eta_xl"] == pytest.approx(1 / (math.sqrt(1536) * 2.0))
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_every_theorem_gives_steps_and_bound(name):
     said = prescribe(name, **CONSTANTS[name])
