@@ -43,9 +43,12 @@ def without_steps(name: str):
 class Comparing(Observer):
     """Compares averages with the fields of ``shared`` of the same names, before the server updates them."""
 
+    calls = 0
+
     def after_mean(self, stage, cohort):
         if self.simulation.round < ROUNDS:
             return
+        self.calls += 1
         record, shared, served = stage.mean.layout.record, self.simulation.shared, stage.phase.server
         for name in communicated_fields(record):
             if name not in shared or not getattr(shared, name).numel():  # a problem without y
@@ -71,3 +74,4 @@ def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
     simulation.start()
     for _ in range(ROUNDS):
         simulation.step()
+    assert observer.calls
