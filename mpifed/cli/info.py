@@ -107,7 +107,8 @@ def _config_of(job: str, overrides: list[str]) -> tuple[Config, str]:
     if "tune" in table:
         search = tuning(job, overrides)
         number, title = len(search.studies), search.studies[0].title
-        return search.config, f"[tune] has {number} searches; the costliest settings of the first, {title}:\n"
+        searches = "1 search" if number == 1 else f"{number} searches"
+        return search.config, f"[tune] has {searches}; the costliest settings of the first, {title}:\n"
     if "sweep" in table:
         tables = variant_tables(job, overrides)
         name, first = next(iter(tables.items()))

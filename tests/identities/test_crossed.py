@@ -44,6 +44,10 @@ OPTIONS = {
     "FESSGDA alternating": ("FESSGDA", dict(alternating=True, eta_xl=FALLING)),
     "SCAFFOLD by round": ("SCAFFOLD", dict(eta_l=FALLING)),
     "FGDA by round": ("FGDA", dict(eta=FALLING)),
+    "FedAvg in epochs": ("FedAvg", dict(server="average", K={"epochs": 2}, local=DECAYED)),
+    "SCAFFOLD in epochs": ("SCAFFOLD", dict(K={"epochs": 2})),
+    "FedNova in epochs": ("FedNova", dict(tau={"epochs": 2})),
+    "LocalSGDA in epochs": ("LocalSGDA", dict(q={"epochs": 2}, alternating=True)),
 }
 #: Name of a case → method and changed settings.
 CASES = {name: (name, {}) for name in METHODS} | OPTIONS
