@@ -43,7 +43,9 @@ class LocalSGDA(Algorithm):
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
     alternating: bool = Field(
-        default=False, description="compute y's gradient at the new x (a second gradient per step)"
+        default=False,
+        kw_only=True,
+        description="compute y's gradient at the new x (a second gradient per step)",
     )
 
     source = "Deng & Mahdavi 2021, Local-SGDA"

@@ -182,7 +182,7 @@ class Participants:
             self._trace, self.files["trace"] = read_trace(self._availability.file, problem.clients, cohorts)
 
     @classmethod
-    def from_settings(cls, config: SimulationSettings) -> Participants:
+    def of_settings(cls, config: SimulationSettings) -> Participants:
         """Return the participants of a job, with the number of cohorts of its method."""
         cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
         return cls(config.participation, config.seed, config.problem, cohorts)

@@ -55,8 +55,8 @@ def evaluation_interval(config: SimulationSettings, rows: Mapping[str, int], siz
         return config.run.eval_every
     shortest = INTERVAL if config.measures else min(INTERVAL, max(1, config.rounds // POINTS))
     clients, method = config.problem.clients, config.algorithm
-    size = 0 if counts_epochs(method) else config.oracle.batch_size  # an epoch evaluates all rows
-    batch = size or max(rows.get("train", 0), rows.get("clients", 0)) / clients
+    drawn = 0 if counts_epochs(method) else config.oracle.batch_size  # an epoch evaluates all rows
+    batch = drawn or max(rows.get("train", 0), rows.get("clients", 0)) / clients
     batch *= config.problem.gradients_per_call
     tuned = clients * config.personalize.steps * batch if config.personalize else 0
     scored = sum(rows.values()) + ROWS_PER_GRADIENT * tuned

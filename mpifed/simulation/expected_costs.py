@@ -258,7 +258,7 @@ def _wire_bytes(
         rounds: the phases that take place in each round, the start phases first.
     """
     method, memory = config.algorithm, simulation.rounds.memory
-    coordinator = Coordinator(config, transport, placement, memory, Participants.from_settings(config))
+    coordinator = Coordinator(config, transport, placement, memory, Participants.of_settings(config))
     reductions = {}
 
     def reduce(record: Record, cohort) -> State:

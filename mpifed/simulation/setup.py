@@ -124,7 +124,7 @@ def read_files(config: SimulationSettings) -> Files:
         ValueError, OSError: a file cannot be read.
     """
     problem = config.problem
-    files = Participants.from_settings(config).files | InitialWeights(config.initial).files
+    files = Participants.of_settings(config).files | InitialWeights(config.initial).files
     with (
         default_dtype(getattr(torch, config.run.dtype)),
         seeded_globals(config.seed),

@@ -115,7 +115,7 @@ class Simulation:
         with collective_errors(comm, ValueError, OSError):  # a file may be missing on one rank only
             if exact and self.device.type == "cpu":
                 expect_reproducible_products()
-            participants = Participants.from_settings(config)
+            participants = Participants.of_settings(config)
             self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)

@@ -197,12 +197,13 @@ def test_long_values_are_shortened_in_messages():
 
 @pytest.mark.parametrize("make, says", [
     (lambda: LocalSGDA(q=0, eta_x=1, eta_y=1),
-     "LocalSGDA.q: Input should be greater than or equal to 1, got 0"),
+     "LocalSGDA.q: expected an integer >= 1, the number of local steps, or a table such as { epochs = 5 }, "
+     "got 0"),
     (lambda: LocalSGDA(q=1, eta_x=1), "LocalSGDA.eta_y is missing: it has no default"),
     (lambda: LocalSGDA(q=1, eta_x=1, eta_y=1, eta=2),
      "LocalSGDA has no setting 'eta': did you mean 'eta_x' or 'eta_y'?"),
     (lambda: LocalSGDA(1, 1, 1, 7),
-     "LocalSGDA has 3 settings (q, eta_x, eta_y), got another value, 7"),
+     "LocalSGDA has 4 settings (q, eta_x, eta_y, alternating), got another value, 7"),
     (lambda: AdaFGDA(q=1, matrix="adm"), "AdaFGDA.matrix: unknown matrix 'adm': did you mean 'adam'?"),
     (lambda: Saddle(client=3), "Saddle has no setting 'client': did you mean 'clients'?"),
 ])  # fmt: skip

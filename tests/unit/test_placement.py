@@ -10,6 +10,7 @@ from games import Game
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpifed.algorithms import LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.problem import Game as AsGame
 from mpifed.core.problem import user_problem
@@ -18,6 +19,7 @@ from mpifed.parallel.options import ParallelOptions
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.simulation.setup import place_clients
 
+METHOD = LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)
 #: Costs with many ties, and costs of any size.
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)
 
@@ -86,7 +88,7 @@ def test_balanced_counts_the_rows_of_full_batches(problem, settings, counts):
     comm.size = 2
     user_problem(problem).prepare(1)
     run = ParallelOptions(placement=settings.pop("placement", "even"))
-    config = SimpleNamespace(run=run, oracle=OracleOptions(**settings))
+    config = SimpleNamespace(algorithm=METHOD, run=run, oracle=OracleOptions(**settings))
     assert place_clients(config, problem, comm).counts == counts
 
 
@@ -95,7 +97,9 @@ def test_an_error_in_client_size_is_reported():
         def client_size(self, client):
             raise ValueError("no such file")
 
-    config = SimpleNamespace(run=ParallelOptions(placement="balanced"), oracle=OracleOptions(batch_size=0))
+    config = SimpleNamespace(
+        algorithm=METHOD, run=ParallelOptions(placement="balanced"), oracle=OracleOptions(batch_size=0)
+    )
     with pytest.raises(CollectiveError, match="Lost.client_size.*no such file"):
         place_clients(config, Lost(clients=3), SerialComm())
 
