@@ -54,6 +54,8 @@ ELSEWHERE_OF_PROBLEMS = {
     ("RobustRegression", "radius"): "y is inside of the ball",
     ("GroupParity", "bound"): "y is inside of the larger set",
     ("AdversarialTraining", "steps"): "the gradients of a linear network have constant signs",
+    ("DeepAUC", "hinge"): "α is inside of its set",
+    ("TextAUC", "hinge"): "likewise",
     ("TextAUC", "p"): "all clients have the same share of positives",
     ("FewShotMAML", "shots"): "the small network is constant",
     ("FewShotMAML", "eta"): "likewise",
