@@ -16,7 +16,7 @@ Readings:
   the first steps.
 * *Start.* m starts at 0, and v at τ², the smallest value that the paper allows.
 * *Local optimiser.* The local steps are plain SGD in the papers. Momentum and weight decay are those of
-  ``torch.optim.SGD``, created anew in every round.
+  ``torch.optim.SGD``. Momentum starts at 0 in every round.
 * *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The papers
   have no sets.
 """

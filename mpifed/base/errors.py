@@ -174,7 +174,7 @@ _CAUSES = {
 
 
 #: Schedules (:mod:`mpifed.core.schedules`) in the message that an operand is none of the expected types.
-_SCHEDULE = re.compile(r"\b(Constant|Cosine|Power|Squared|Steps)\b")
+_SCHEDULE = re.compile(r"\b(Constant|Cosine|Exponential|Listed|Polynomial|Power|Squared|Steps)\b")
 
 
 def hint(error: Exception) -> str:

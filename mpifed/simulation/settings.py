@@ -34,6 +34,7 @@ from mpifed.base.settings import (
     join_names,
     sections_of,
     title,
+    type_hints,
 )
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared_stored_fields
 from mpifed.core.compression import Message
@@ -79,10 +80,7 @@ def _with_schedules(method: Algorithm) -> Algorithm:
     cls = type(method)
     if not dataclasses.is_dataclass(method) or is_pydantic_dataclass(cls):
         return method
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError:  # names that only the function which defines the class knows
-        return method
+    hints = type_hints(cls)
     numbers = {
         name: value
         for name, value in vars(method).items()

@@ -9,9 +9,9 @@ from launch import launch
 from runfiles import decay, write
 
 from mpifed.algorithms import CDMAADA, LIPPAX, AdaFGDA, LocalAdaSEG
-from mpifed.base.errors import PluginError, user_code_errors
+from mpifed.base.errors import PluginError, hint, user_code_errors
 from mpifed.cli.main import _warn_idle, main
-from mpifed.core.schedules import Constant, Cosine
+from mpifed.core.schedules import SCHEDULES, Constant, Cosine
 from mpifed.simulation.not_finite import smaller_steps
 
 #: Number of lines of a screen.
@@ -303,3 +303,10 @@ def test_a_schedule_used_as_a_number_is_named():
     message = r"\(self.mu is a schedule: call self.mu\(t\), with t = now"
     with pytest.raises(PluginError, match=message), user_code_errors("Pull.step"):
         Pull().step(torch.ones(2))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values())
+def test_the_hint_knows_every_schedule(schedule):
+    with pytest.raises(TypeError) as caught:
+        object.__new__(schedule) * 2
+    assert "is a schedule: call self.eta(t)" in hint(caught.value)
