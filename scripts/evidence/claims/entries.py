@@ -20,7 +20,7 @@ from mpifed.base.settings import suggest
 from mpifed.config.tables import read_table
 from mpifed.theory import THEOREMS
 
-SECTIONS = ("claim", "experiment", "paper", "page")
+SECTIONS = ("claim", "experiment", "paper", "page", "practical")
 #: Names of pages, with the folders of their figures.
 PAGES = {"experiments": "papers", "theory_experiments": "theory_experiments"}
 STATISTICS = ("final", "best", "mean", "slope", "rounds_to", "calls_to", "bytes_to")
@@ -119,6 +119,8 @@ class Experiment:
             differently. Default: all settings that vary, except those of the methods.
         searches: number of searches, 1 or 2. The second search has other seeds, and shows by how much the
             differences between methods depend on the search.
+        second_fresh: number of seeds of the runs after the second search, which may be smaller, since they only
+            contradict or confirm; default: ``fresh`` of the job.
         drawn: selects the tasks of the figure by the values of dotted settings; all tasks if none matches.
         note: remarks.
     """
@@ -130,6 +132,7 @@ class Experiment:
     also: Sequence[str] = ()
     panels: Sequence[str] = ()
     searches: int = 1
+    second_fresh: int = 0
     drawn: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -149,6 +152,8 @@ class Book:
         folder: folder of the file and its job files.
         papers: headings by key of references.bib.
         page: name of the page and of its template; a key of :data:`PAGES`.
+        practical: margins of the wider question, whether methods are practically equal, by metric; ``ratio`` is
+            a factor, for values on a logarithmic scale.
     """
 
     folder: Path
@@ -156,6 +161,7 @@ class Book:
     experiments: Mapping[str, Experiment]
     papers: Mapping[str, str]
     page: str = "experiments"
+    practical: Mapping[str, float] = field(default_factory=dict)
 
     def job(self, name: str) -> Path:
         """Return the small job file of an experiment."""
@@ -200,7 +206,7 @@ def read(path: str | Path) -> Book:
     page = table.get("page", "experiments")
     if page not in PAGES:
         raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
-    return Book(folder, claims, experiments, papers, page)
+    return Book(folder, claims, experiments, papers, page, table.get("practical", {}))
 
 
 def _paper(key: str, table: dict) -> str:

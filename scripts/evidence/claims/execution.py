@@ -34,6 +34,8 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
         for second in (False, True)[: book.experiments[name].searches]:
             out = output_folder(table, second)
             other = [f"seed={SECOND_SEED}", f"run.out={out}"] if second else []
+            if second and (fresh := book.experiments[name].second_fresh):
+                other.append(f"tune.fresh={fresh}")
             made += [
                 ["tune", str(job), *without(changes, "sweep"), *other],
                 ["sweep", str(out / BEST), *without(sweeps, "sweep")],
