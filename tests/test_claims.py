@@ -20,13 +20,13 @@ from scipy import stats
 
 import headlines
 import reproduce
-from claims.entries import Claim, Experiment, read
+from claims.entries import Book, Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
 from claims.page import _settled, outcome, panels_of, sections, write
 from claims.panels import matches, restricted, task_title
 from claims.values import values_by_seed, worst
-from claims.verdicts import is_improving, judge, verdict, with_second_search
+from claims.verdicts import in_practice, is_improving, judge, verdict, with_second_search
 from mpifed.base.errors import ConfigError
 from mpifed.core.metrics import Column
 from mpifed.theory import prescribe
@@ -130,7 +130,7 @@ def test_a_pair_that_two_searches_decide_differently_is_not_decided(first, secon
     assert (found.word, found.detail) == (word, detail)
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", [3, 5, 10, 18, 30])
 def test_planted_true_false_and_tied_claims_at_every_size(seeds):
     """Differences with mean ±1 or 0 and deviation 0.1 against a margin of 0.5.
 
@@ -363,13 +363,67 @@ def test_a_grid_counts_with_the_best_of_each_method():
     assert state(claim(better=["New,gamma=1.0"]), panel(*runs)) == "fails"
 
 
-def test_runs_that_end_in_non_finite_values_count_as_the_worst_that_was_seen():
-    old = [planted("Old", seed, [3, 2, 0.5 + seed / 100]) for seed in range(3)]
-    new = [planted("New", seed, [3, np.nan], end="diverged") for seed in range(3)]
-    found = judge(claim(), panel(*old, *new))
-    assert found.state == "fails" and found.deciding.ours == 3
-    assert state(claim(better=["Old"], than=["New"]), panel(*old, *new)) == "holds"
-    assert state(claim(statistic="slope"), panel(*old, *new)) == "fails"
+def lost(name: str, seeds) -> list:
+    """Return runs that diverge at their second evaluation."""
+    return [planted(name, seed, [3, np.nan], end="diverged") for seed in seeds]
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 12, 24])
+def test_a_method_that_diverges_more_often_is_not_ahead(seeds):
+    """Every run of New diverges, or of Old, or only the first one."""
+    old, new = ending("Old", 0.5 + np.arange(seeds) / 100), ending("New", 0.4 + np.arange(seeds) / 100)
+    found = judge(claim(), panel(*old, *lost("New", range(seeds))))
+    assert found.state == "fails" and found.deciding.lost == (seeds, 0, seeds)
+    assert math.isnan(found.deciding.ours) and found.deciding.seeds == 0
+    assert state(claim(), panel(*lost("Old", range(seeds)), *new)) == "holds"
+    one = judge(claim(), panel(*old, *lost("New", [0]), *new[1:])).deciding
+    assert one.lost == (1, 0, seeds) and one.seeds == seeds - 1
+    assert one.mean == pytest.approx(0.1) and one.state == "holds", "only finite runs are compared"
+    both = judge(claim(), panel(*lost("Old", range(seeds)), *lost("New", range(seeds))))
+    assert both.state == "not decided"
+
+
+def test_a_diverged_seed_is_a_failure_against_a_level_and_leaves_a_trend():
+    """At the level of 0.6, two of three seeds are ahead; the diverged one has the worst value, 3."""
+    runs = [*ending("New", [0.5, 0.5]), *lost("New", [2])]
+    level = judge(claim(than=(), than_level=0.6), panel(*runs)).deciding
+    assert level.ours == pytest.approx(4 / 3) and level.seeds == 3
+    steps = [one for at, end in ((1.0, 0.5), (2.0, 0.4)) for one in three("New", end, problem={"s": at})]
+    steps[0] = planted("New", 0, [3, np.nan], end="diverged", problem={"s": 1.0})
+    it = claim(than=(), trend={"along": "problem.s", "grows": "rising"})
+    assert judge(it, panel(*steps, keys=["problem.s"])).deciding.seeds == 2
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 12, 18, 24])
+def test_the_wider_question_of_planted_leads(seeds):
+    """Leads of 1, 0.2, -0.2 and -1 with a deviation of 0.03, against a margin of 0.5."""
+    noise = 0.03 * stats.zscore(np.random.default_rng(seeds).standard_normal(seeds), ddof=1)
+    where = {lead: against([5.0] * seeds, 5 + lead + noise) for lead in (1, 0.2, -0.2, -1)}
+    words = [in_practice(claim(), 0.5, one).word for one in where.values()]
+    assert words == ["practically ahead", "practically equal", "practically equal", "no practical lead"]
+    assert in_practice(claim(), 0.5, where[1], where[-1]).word == "open", "the searches contradict each other"
+    wide = against([5.0] * seeds, 5 + 0.45 + 20 * noise)
+    assert in_practice(claim(), 0.5, wide).word == "open"
+
+
+def test_the_wider_question_about_several_rivals():
+    runs = [*three("New", 0.3), *three("Old", 0.5), *three("Same", 0.3), *three("Best", 0.1)]
+    found = in_practice(claim(than=["Old", "Same"]), 0.05, panel(*runs))
+    assert (found.word, found.detail) == ("practically ahead of some", "ahead: Old; practically equal: Same")
+    found = in_practice(claim(than=["Same", "Best"]), 0.05, panel(*runs))
+    assert (found.word, found.detail) == ("no practical lead", "practically equal: Same; not ahead: Best")
+    best = in_practice(claim(better=["New", "Best"], than=["Old"], all=False), 0.3, panel(*runs))
+    assert best.word == "practically ahead" and best.pair.subject == "Best"
+
+
+def test_the_wider_question_has_the_margin_of_the_quantity():
+    book = Book(Path(), [], {}, {}, practical={"error": 0.01, "ratio": 1.25})
+    assert book.practical_margin(claim(margin=0.002)) == 0.01
+    assert book.practical_margin(claim(scale="log")) == pytest.approx(math.log10(1.25))
+    assert book.practical_margin(claim(margin=0.02, tie=0.002)) == 0.01, "the tie becomes wider"
+    slope = claim(statistic="slope", than=(), than_level=0.0)
+    for other in (claim(margin=0.01), claim(metric="loss"), slope):
+        assert book.practical_margin(other) == 0
 
 
 def test_rounds_calls_and_bytes_to_a_target():

@@ -54,6 +54,12 @@ class Tune(Section):
     fresh: int | None = Field(
         None, ge=1, le=100, description="number of new seeds in best.toml; default: seeds"
     )
+    risk: float = Field(
+        0.0,
+        ge=0,
+        description="penalty for results that vary: the mean of the metric counts as worse by this "
+        "multiple of the deviation over the seeds",
+    )
     metric: str | None = Field(
         None,
         description="metric by which settings are selected, on the validation split if there is one; "

@@ -23,7 +23,7 @@ from typing import Any
 from mpifed.base.errors import ConfigError
 from mpifed.config.space import Range
 from mpifed.config.tuning import Study
-from mpifed.report.statistics import ranking_key
+from mpifed.report.statistics import MeanStd, ranking_key
 from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
 from mpifed.tuning.trials import Preview, Request, TrialOutcome
 
@@ -92,6 +92,7 @@ class Search:
         preview: costs and metrics of the method.
         sign: 1 if the metric is minimised, -1 if it is maximised.
         min_rounds: least number of rounds of the shortest runs.
+        risk: multiple of the deviation over the seeds that is added to the mean, as a worse value.
 
     Attributes:
         open: the open settings, whose ranges may have been extended.
@@ -100,9 +101,17 @@ class Search:
     """
 
     def __init__(
-        self, study: Study, seeds: int, budget: int, preview: Preview, sign: int, min_rounds: int = 1
+        self,
+        study: Study,
+        seeds: int,
+        budget: int,
+        preview: Preview,
+        sign: int,
+        min_rounds: int = 1,
+        risk: float = 0.0,
     ):
         self.study, self.budget, self.preview, self.sign = study, budget, preview, sign
+        self.risk = risk
         self.seeds = [study.seed + k for k in range(seeds)]
         self.rungs = rung_rounds(study.rounds, min_rounds)
         self.open = dict(study.space.open)
@@ -122,8 +131,12 @@ class Search:
         return min(done, key=lambda trial: self.rank(trial, self.rungs[-1]), default=None)
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
-        """Return the sort key of a trial: the number of runs without a finite value, then the mean."""
-        return ranking_key(trial.values(rounds), self.sign < 0)
+        """Return the sort key of a trial: the number of runs without a finite value, then the mean, increased
+        by ``risk`` times the deviation over the seeds."""
+        values = trial.values(rounds)
+        failed, mean = ranking_key(values, self.sign < 0)
+        deviation = MeanStd.from_values(values).deviation  # NaN for one seed, or if some are not finite
+        return failed, mean + self.risk * deviation if self.risk and math.isfinite(deviation) else mean
 
     @property
     def tied(self) -> int:

@@ -127,6 +127,7 @@ def _digest(study: Study, plan: Plan, tune: Tune) -> str:
     table["run"] = {key: value for key, value in table["run"].items() if key not in files}
     parts = [table, study.space.table({}), repr(study.space.open), plan.budget, plan.metric, tune.seeds]
     parts += [tune.min_rounds] if tune.min_rounds > 1 else []
+    parts += [["risk", tune.risk]] if tune.risk else []
     parts += [plan.preview.data] if plan.preview.data else []
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
@@ -149,7 +150,7 @@ class _Searches:
                     discard(tuning, study)
                 if read(tuning, study, self.digests[number]) is None:
                     self.searches[number] = Search(
-                        study, tune.seeds, plan.budget, plan.preview, plan.sign, tune.min_rounds
+                        study, tune.seeds, plan.budget, plan.preview, plan.sign, tune.min_rounds, tune.risk
                     )
                     self.steps[number] = self.searches[number].requests()
 

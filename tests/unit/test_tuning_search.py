@@ -13,14 +13,23 @@ from mpifed.base.errors import ConfigError
 from mpifed.config.space import Choice, Range
 from mpifed.core.metrics import Column
 from mpifed.tuning.results import result_of
-from mpifed.tuning.search import Search, rung_rounds
+from mpifed.tuning.search import Search, Trial, rung_rounds
 from mpifed.tuning.trials import Preview, TrialOutcome
 
 ROUNDS = 180
 
 
 def search(
-    value, open, runs=16, seeds=3, rounds=ROUNDS, sign=1, each=1, refuse=lambda settings: False, least=1
+    value,
+    open,
+    runs=16,
+    seeds=3,
+    rounds=ROUNDS,
+    sign=1,
+    each=1,
+    refuse=lambda settings: False,
+    least=1,
+    risk=0.0,
 ) -> Search:
     """Return a finished search, in which ``value(settings, rounds, seed)`` is the outcome of a run."""
 
@@ -31,9 +40,8 @@ def search(
     study = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    finished = Search(
-        study, seeds, runs * rounds * each, Preview(each, each, {"m": Column("m")}), sign, least
-    )
+    preview = Preview(each, each, {"m": Column("m")})
+    finished = Search(study, seeds, runs * rounds * each, preview, sign, least, risk)
     steps, outcomes = finished.requests(), None
     while True:
         try:
@@ -190,6 +198,23 @@ def test_incompatible_settings_are_replaced():
     assert not any(refuse(trial.settings) for trial in finished.trials)
     with pytest.raises(ConfigError, match="do not go together"):
         search(lambda *_: 1.0, open, refuse=lambda settings: True)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_penalty_for_risk_ranks_settings_whose_seeds_differ_behind(sign):
+    """Values 0, 1, 2 have the mean and the deviation 1, against three times 1.5."""
+
+    def trial(*ends):
+        return Trial(
+            (), {}, 1, {(ROUNDS, seed): TrialOutcome(sign * end, 1) for seed, end in enumerate(ends)}
+        )
+
+    varying, steady, failed = trial(0.0, 1.0, 2.0), trial(1.5, 1.5, 1.5), trial(0.0, 0.0, math.nan)
+    for risk, first in ((0.0, varying), (0.4, varying), (0.6, steady)):
+        ranked = search(lambda *_: 1.0, {"a": Range(0.1, 1.0)}, runs=4, sign=sign, risk=risk)
+        order = sorted([failed, varying, steady], key=lambda one: ranked.rank(one, ROUNDS))
+        assert order[0] is first and order[-1] is failed
+    assert search(lambda *_: 1.0, {"a": Range(0.1, 1.0)}, runs=4, seeds=1, risk=1.0).best, "one seed has none"
 
 
 def test_values_whose_sum_overflows_are_ranked_last():

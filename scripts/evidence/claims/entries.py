@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,8 +120,8 @@ class Experiment:
             differently. Default: all settings that vary, except those of the methods.
         searches: number of searches, 1 or 2. The second search has other seeds, and shows by how much the
             differences between methods depend on the search.
-        second_fresh: number of seeds of the runs after the second search, which may be smaller, since they only
-            contradict or confirm; default: ``fresh`` of the job.
+        second_fresh: number of seeds of the runs after the second search, which can be smaller, since they
+            only contradict or confirm; default: ``fresh`` of the job.
         drawn: selects the tasks of the figure by the values of dotted settings; all tasks if none matches.
         note: remarks.
     """
@@ -152,8 +153,8 @@ class Book:
         folder: folder of the file and its job files.
         papers: headings by key of references.bib.
         page: name of the page and of its template; a key of :data:`PAGES`.
-        practical: margins of the wider question, whether methods are practically equal, by metric; ``ratio`` is
-            a factor, for values on a logarithmic scale.
+        practical: margins of the wider question, whether methods are practically equal, by metric; ``ratio``
+            is a factor, for values on a logarithmic scale.
     """
 
     folder: Path
@@ -162,6 +163,14 @@ class Book:
     papers: Mapping[str, str]
     page: str = "experiments"
     practical: Mapping[str, float] = field(default_factory=dict)
+
+    def practical_margin(self, claim: Claim) -> float:
+        """Return the margin of the wider question for a claim; 0 if it adds nothing or has no such margin."""
+        if claim.law or claim.than_bound is not None or claim.statistic == "slope":
+            return 0.0
+        log = claim.scale == "log"
+        found = math.log10(self.practical.get("ratio", 1)) if log else self.practical.get(claim.metric, 0.0)
+        return found if found > min(claim.margin, claim.equal_within) else 0.0
 
     def job(self, name: str) -> Path:
         """Return the small job file of an experiment."""

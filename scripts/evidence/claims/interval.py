@@ -42,13 +42,13 @@ ROUNDING = 1e-9
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the confidence interval of the mean at :data:`LEVEL`; deterministic.
 
-    They are NaN for a single difference, and equal if all differences are equal.
+    They are NaN for fewer than two differences, and equal if all differences are equal.
     """
     x = np.asarray(differences, dtype=float)
-    mean, n = x.mean(), len(x)
+    n = len(x)
     if n < 2:
         return math.nan, math.nan
-    deviation = x.std(ddof=1)
+    mean, deviation = x.mean(), x.std(ddof=1)
     if deviation <= ROUNDING * np.abs(x).max():
         return mean.item(), mean.item()
     low, high = _studentised(x)

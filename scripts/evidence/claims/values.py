@@ -28,6 +28,11 @@ def values_by_seed(setting: Setting, claim: Claim) -> dict[int, float]:
     return {run.config["seed"]: _figure(run, claim) for run in setting.runs}
 
 
+def diverged_seeds(setting: Setting) -> set[int]:
+    """Return the seeds whose runs have non-finite values."""
+    return {run.config["seed"] for run in setting.runs if run.diverged}
+
+
 def _figure(run: RunData, claim: Claim) -> float:
     if claim.metric not in run.metrics:
         raise ConfigError(f"{run.name} has no metric {claim.metric!r}: {suggest(claim.metric, run.metrics)}")

@@ -7,9 +7,16 @@ tied if the difference is shown to be within the margin of a tie in both directi
 claim that holds for some rivals only is partly reproduced. A universal claim, that of a bound, is not: one
 exceeded bound refutes it.
 
+Runs with non-finite values are reported apart from the comparison, in which only the seeds count with which
+both methods stay finite. The claim fails for a pair if its method diverges with significantly more seeds than
+the rival (Boschloo's exact test). If fewer than two seeds are finite for both, only this test can decide.
+
 With two searches, the first one decides, because the seeds of one search say nothing about other searches and
 two searches are too few for a test. But a pair for which the claim holds after one search, and fails or is
 tied after the other, depends on the search and is not decided.
+
+The wider question is the same test with the margin of practical equality for the claim's quantity, as margin
+and as tie: :func:`in_practice`.
 """
 
 from __future__ import annotations
@@ -18,15 +25,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from claims.entries import GROWS, Claim
 from claims.formulas import bound, formula
 from claims.interval import LEVEL, interval, p_values, seeds_needed
 from claims.panels import Panel, restricted, task_title, value
-from claims.values import COSTS, mean_cost, more_is_better, scaled, scaled_mean, values_by_seed, worst
+from claims.values import (
+    COSTS,
+    diverged_seeds,
+    mean_cost,
+    more_is_better,
+    scaled,
+    scaled_mean,
+    values_by_seed,
+    worst,
+)
 from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 from mpifed.report.statistics import holm
@@ -41,6 +59,10 @@ PARTLY_REPRODUCED = "partly reproduced"
 TOO_SMALL = "not decided at this size"
 #: State of a pair before the test if no run of it has reached the target.
 UNREACHED = "not reached"
+#: Answers to the wider question.
+AHEAD, EQUAL, NO_LEAD = "practically ahead", "practically equal", "no practical lead"
+PARTLY_AHEAD, OPEN = "practically ahead of some", "open"
+IN_PRACTICE = {HOLDS: "ahead", TIE: "practically equal", FAILS: "not ahead", UNDECIDED: "open"}
 AT_STATED = {
     FAILS: "not at the stated settings",
     TIE: "a tie at the stated settings",
@@ -61,8 +83,9 @@ class Pair:
         subject, rival: names of the two sides.
         ours, theirs: values of the two sides; for a trend, the lead at both ends of the setting; for a trend
             with a formula, the exponents of the value (of the lead, if there is a rival) and of the formula.
-        differences: one per seed, positive if it supports the claim; in log10 units if the claim's scale is
-            logarithmic.
+        differences: one per seed with which both sides are finite, positive if it supports the claim; in
+            log10 units if the claim's scale is logarithmic.
+        lost: number of seeds with which the subject, and the rival, diverges, and of all seeds.
         p: p-value of the state, adjusted for all pairs of the claim.
         needed: number of seeds that would decide; NaN if more seeds would not.
     """
@@ -73,6 +96,7 @@ class Pair:
     ours: float
     theirs: float
     differences: Sequence[float]
+    lost: tuple[int, int, int] = (0, 0, 0)
     state: str = UNDECIDED
     p: float = math.nan
     needed: float = math.nan
@@ -89,8 +113,8 @@ class Pair:
 
     @property
     def mean(self) -> float:
-        """The mean difference."""
-        return float(np.mean(self.differences))
+        """The mean difference; NaN without differences."""
+        return float(np.mean(self.differences)) if self.differences else math.nan
 
     @cached_property
     def _interval(self) -> tuple[float, float]:
@@ -223,9 +247,19 @@ def _steps(
 def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, rival: str, task: str) -> Pair:
     sides = [_sides(claim, step, subject, rival) for step in steps]
     leads = [_leads(claim, step, *side) for step, side in zip(steps, sides)]
-    seeds = sorted(set.intersection(*map(set, leads)))
-    if not seeds:
+    shared = set.intersection(*map(set, leads))
+    if not shared:
         raise ConfigError(f"claim {claim.name!r}: no seed is shared by {subject} and {rival}")
+    ours_lost, theirs_lost = (
+        {seed for step in steps if name for seed in diverged_seeds(step[name])} for name in (subject, rival)
+    )
+    compares_runs = rival or claim.trend
+    seeds = sorted(shared - ours_lost - theirs_lost if compares_runs else shared)
+    pair = Pair(task, subject, _rival(claim, rival), math.nan, math.nan, ())
+    if rival and not claim.trend:
+        pair = replace(pair, lost=(len(shared & ours_lost), len(shared & theirs_lost), len(shared)))
+    if not seeds:
+        return pair
     table = np.array([[lead[seed] for seed in seeds] for lead in leads])
     if claim.law:
         (ours, theirs), differences = _exponents(claim, steps, subject, rival, table)
@@ -234,9 +268,9 @@ def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, ri
         ours, theirs = (10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
     else:
         differences = table[0] * (-1 if claim.worse_than_level is not None else 1)
-        ours, theirs = (scaled_mean([*side.values()], claim) for side in sides[0])
+        ours, theirs = (scaled_mean([side[seed] for seed in seeds], claim) for side in sides[0])
+    pair = replace(pair, ours=float(ours), theirs=float(theirs), differences=differences.tolist())
     reached = claim.target is None or any(_reached(step, claim, subject, rival) for step in steps)
-    pair = Pair(task, subject, _rival(claim, rival), float(ours), float(theirs), differences.tolist())
     return pair if reached else replace(pair, state=UNREACHED)
 
 
@@ -264,7 +298,8 @@ def with_states(pairs: Sequence[Pair], claim: Claim) -> list[Pair]:
     counted = [one for one in pairs if one.state != UNREACHED]
     ahead = _adjusted([_p_apart(one, claim) for one in counted])
     tied = _adjusted([_p_tie(one, claim) for one in counted])
-    states = {id(one): _state(one, claim, *both) for one, *both in zip(counted, ahead, tied)}
+    lost = _adjusted([_p_lost(one) for one in counted])
+    states = {id(one): _state(one, claim, *p) for one, *p in zip(counted, ahead, tied, lost)}
     return [replace(one, **states.get(id(one), {"state": UNDECIDED})) for one in pairs]
 
 
@@ -288,8 +323,19 @@ def _p_tie(pair: Pair, claim: Claim) -> float:
     return max(p_values(pair.differences, -within)[0], p_values(pair.differences, within)[1])
 
 
-def _state(pair: Pair, claim: Claim, p: float, p_equal: float) -> dict:
+def _p_lost(pair: Pair) -> float:
+    """Return the p-value, two-sided, of one side diverging with more seeds: Boschloo's exact test."""
+    ours, theirs, seeds = pair.lost
+    if ours == theirs:
+        return 1.0
+    return stats.boschloo_exact([[ours, theirs], [seeds - ours, seeds - theirs]]).pvalue
+
+
+def _state(pair: Pair, claim: Claim, p: float, p_equal: float, p_lost: float) -> dict:
     """Return the state of a pair, its p-value and the number of seeds needed."""
+    ours_lost, theirs_lost, _ = pair.lost
+    if p_lost <= 1 - LEVEL and (ours_lost > theirs_lost or pair.seeds < 2):
+        return {"state": FAILS if ours_lost > theirs_lost else HOLDS, "p": p_lost}
     threshold = _threshold(pair, claim)
     apart = p <= 1 - LEVEL
     above = pair.mean > threshold
@@ -313,7 +359,10 @@ def _adjusted(p: Sequence[float]) -> list[float]:
 
 
 def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) -> list[dict[int, float]]:
-    """Return the values of both sides by seed; :func:`claims.values.worst` replaces missing values."""
+    """Return the values of both sides by seed; :func:`claims.values.worst` replaces missing values.
+
+    Those of diverged runs count only against a level or a bound.
+    """
     least = worst(step.values(), claim)
     ours = _filled(values_by_seed(step[subject], claim), least)
     if rival:
@@ -389,12 +438,14 @@ def _groups(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     return groups
 
 
-def by_rival(pairs: Sequence[Pair]) -> str:
-    """Return the states of the groups of pairs as text, from the best to the worst."""
+def by_rival(pairs: Sequence[Pair], words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the states of the groups of pairs as text, from the best to the worst, in other ``words``."""
     found: dict[str, list[str]] = {}
     for name, own in _groups(pairs).items():
         found.setdefault(judge_by_worst(own).state, []).append(name)
-    return "; ".join(f"{state}: {', '.join(found[state])}" for state in ORDER[::-1] if state in found)
+    return "; ".join(
+        f"{words.get(state, state)}: {', '.join(found[state])}" for state in ORDER[::-1] if state in found
+    )
 
 
 def judge_by_worst(pairs: Sequence[Pair]) -> Judgement:
@@ -406,6 +457,26 @@ def judge_by_worst(pairs: Sequence[Pair]) -> Judgement:
 def _weakest(pairs: Iterable[Pair]) -> Pair:
     """Return the pair that contradicts the claim most, by the number of seeds needed, then by its mean."""
     return max(pairs, key=lambda one: (one.needed if math.isfinite(one.needed) else 0, -one.mean))
+
+
+def in_practice(claim: Claim, margin: float, first: Panel, second: Panel | None = None) -> Verdict:
+    """Answer the wider question: the claim with ``margin`` as margin and as tie, after one or two searches.
+
+    "Ahead" means a lead above the margin, "practically equal" a difference within it in both directions, "not
+    ahead" a lead below it.
+    """
+    asked = replace(claim, margin=max(claim.margin, margin), tie=max(claim.equal_within, margin))
+    found = judge(asked, first)
+    if second is not None:
+        found = with_second_search(found, judge(asked, second), asked)
+    if found.state in (NOT_RUN, HOLDS):
+        return Verdict(AHEAD if found.state == HOLDS else NOT_RUN, found.missing, found.deciding)
+    pairs = [one for one in found.pairs if claim.all or one.subject == found.deciding.subject]
+    states = {one.state for one in pairs}
+    if states == {TIE}:
+        return Verdict(EQUAL, "", found.deciding)
+    word = PARTLY_AHEAD if found.state == PARTLY else NO_LEAD if states & {TIE, FAILS} else OPEN
+    return Verdict(word, by_rival(pairs, IN_PRACTICE) if len(states) > 1 else "", found.deciding)
 
 
 def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
