@@ -688,13 +688,14 @@ def test_the_bounds_on_the_page_of_the_theory_are_those_of_the_games(tmp_path, m
         assert text in page and printed == pytest.approx(bounds, rel=5e-3), name  # three digits
 
 
-def test_the_headline_figures_are_drawn_from_the_stored_results(tmp_path, monkeypatch):
+def test_the_headline_page_follows_from_the_stored_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # without runs
-    monkeypatch.setattr(sys, "argv", ["headlines.py", str(tmp_path / "drawn")])
+    monkeypatch.setattr(sys, "argv", ["headlines.py", str(tmp_path / "docs")])
     assert headlines.main() == 0
-    drawn = {path.name: path for path in (tmp_path / "drawn").iterdir()}
-    shown = re.findall(r"\(headlines/(.*?)\)", (ROOT / "docs/headlines.md").read_text())
-    assert sorted(drawn) == sorted(shown)
+    page = (tmp_path / "docs/headlines.md").read_text()
+    assert page == (ROOT / "docs/headlines.md").read_text(), "run python scripts/evidence/headlines.py"
+    drawn = {path.name: path for path in (tmp_path / "docs/headlines").iterdir()}
+    assert sorted(drawn) == sorted(re.findall(r"\(headlines/(.*?)\)", page))
     assert all(imread(path).shape[:2] == (320, 420) for path in drawn.values())
 
 

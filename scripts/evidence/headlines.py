@@ -1,27 +1,32 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/headlines.md from the stored results of the experiments: one plot per figure.
+"""Writes headlines.md and its figures, one plot per figure, from the stored results of the experiments.
 
-python scripts/evidence/headlines.py [FOLDER]     # default docs/headlines
+python scripts/evidence/headlines.py [FOLDER]     # default docs
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from claims.entries import Book, read
 from claims.figures import draw_cell, draw_trend, save
 from claims.page import panels_of
 from claims.panels import restricted
+from claims.statements import Evidence, listed, rounded_down
+from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = Path(__file__).with_name("claims") / "headlines.md.jinja"
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,49 @@ def _only_task(one: Headline, tasks: Mapping[tuple, Sequence[Setting]]) -> Seque
     return settings
 
 
+def page(evidence: Evidence, template: str) -> str:
+    """Fill a template, and wrap its paragraphs.
+
+    Raises:
+        ConfigError: the verdicts do not allow a statement, or results are missing.
+    """
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "fixed": lambda value, digits=0: f"{value:.{digits}f}",
+        "listed": listed,
+        "down": rounded_down,
+    }
+    text = environment.from_string(template).render(evidence.functions())
+    if evidence.errors:
+        raise ConfigError("statements that the verdicts do not allow:\n" + "\n".join(evidence.errors))
+    return "\n\n".join(map(_wrapped, text.split("\n\n")))
+
+
+def _wrapped(block: str) -> str:
+    """Wrap a paragraph; headings, tables, figures and code are returned as they are."""
+    if block.startswith(("#", "|", "!", "`")):
+        return block
+    end = "\n" * block.endswith("\n")
+    return textwrap.fill(block, 130, break_long_words=False, break_on_hyphens=False) + end
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs/headlines")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs")
     folder = parser.parse_args().folder
     books = {name: read(ROOT / "jobs" / name / "claims.toml") for name in ("papers", "theory")}
+    try:
+        text = page(Evidence([*books.values()]), TEMPLATE.read_text())
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
     for name, one in HEADLINES.items():
-        draw(one, books[one.book], folder / f"{name}.png")
-        print(folder / f"{name}.png")
+        draw(one, books[one.book], folder / f"headlines/{name}.png")
+    (folder / "headlines.md").write_text(text)
+    print(folder / "headlines.md")
     return 0
 
 
