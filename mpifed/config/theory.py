@@ -63,6 +63,7 @@ def fill(
     given_constants = _merged([theory, *from_theorem.values()])
     theorem = _theorem_for(given_constants.pop("of", None), method)
     others = {key: value for key, value in settings.items() if key not in from_theorem}
+    _expect_without(theorem, method, others)
     known = _known_from_job(method, others, table)
     constants = _constants(theorem, given_constants, known, lambda: _constants_of_problem(table, problem))
     prescription = _prescribe(theorem, constants)
@@ -140,6 +141,16 @@ def _theorem_for(name, method: type[Algorithm]) -> Theorem:
             + (f", whose theorems are {', '.join(available)}" if available else "")
         )
     return theorem
+
+
+def _expect_without(theorem: Theorem, method: type[Algorithm], settings: Mapping[str, Any]) -> None:
+    fields = settings_of(method)
+    for name in theorem.without:
+        if name in settings and settings[name] != default_of(fields[name]):
+            raise ConfigError(
+                f"algorithm.{name}: {theorem.name} is about {method.__name__} without {name}: leave "
+                "it out, or set the step sizes without a theorem"
+            )
 
 
 def _known_from_job(method: type[Algorithm], settings: dict, table: dict) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Theorem:
         of: description of the bounded quantity.
         metric: name of the problems' metric for this quantity, or "".
         letters: letters of the source for quantities of a run, such as ``{"M": "clients"}``.
+        without: options of the method that the theorem is not about.
         statement: function of the constants that returns (steps, bound).
     """
 
@@ -48,6 +49,7 @@ class Theorem:
     of: str
     metric: str
     letters: Mapping[str, str]
+    without: tuple[str, ...]
     statement: Callable[..., tuple[dict[str, Any], float | None]]
 
     @property
@@ -90,12 +92,17 @@ THEOREMS: dict[str, Theorem] = {}
 
 
 def theorem(
-    name: str, *methods: str, of: str, metric: str = "", letters: Mapping[str, str]
+    name: str,
+    *methods: str,
+    of: str,
+    metric: str = "",
+    letters: Mapping[str, str],
+    without: tuple[str, ...] = (),
 ) -> Callable[[Callable], Theorem]:
     """Register a function of constants that returns (steps, bound) as a theorem."""
 
     def register(statement: Callable) -> Theorem:
-        THEOREMS[name] = Theorem(name, methods, of, metric, letters, statement)
+        THEOREMS[name] = Theorem(name, methods, of, metric, letters, without, statement)
         return THEOREMS[name]
 
     return register

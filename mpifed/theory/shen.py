@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from mpifed.theory.prescription import over, theorem
 
-_LETTERS = {"l": "L", "K": "local_steps", "T": "rounds", "M": "clients", "m": "cohort"}
-_STATIONARY = dict(
-    of="mean over the rounds of E‖∇_x f‖² + κ E‖l (P_Y(y + ∇_y f / l) - y)‖²", letters=_LETTERS
+_METHOD = dict(
+    letters={"l": "L", "K": "local_steps", "T": "rounds", "M": "clients", "m": "cohort"},
+    without=("alternating",),
 )
-_PLAIN = dict(of="mean over the rounds of E‖∇_x f‖² + κ E‖∇_y f‖²", letters=_LETTERS)
+_STATIONARY = dict(of="mean over the rounds of E‖∇_x f‖² + κ E‖l (P_Y(y + ∇_y f / l) - y)‖²", **_METHOD)
+_PLAIN = dict(of="mean over the rounds of E‖∇_x f‖² + κ E‖∇_y f‖²", **_METHOD)
 
 
 @theorem("shen-3.1", "FESSGDA", **_PLAIN)
@@ -57,7 +58,7 @@ def theorem_E_1(
     return steps, factor * (Delta / T + spread + _drift(l, K, eta_x, steps, sigma, sigma_G**2 + G_y**2))
 
 
-@theorem("shen-3.2", "FESSGDA", of="(ε, ε²)-stationarity of f", letters=_LETTERS)
+@theorem("shen-3.2", "FESSGDA", of="(ε, ε²)-stationarity of f", **_METHOD)
 def theorem_3_2(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     Delta: float,
@@ -71,7 +72,7 @@ def theorem_3_2(
     return _smoothed(l, K, eta_x, K * epsilon**2 / (80000 * D)), None
 
 
-@theorem("shen-3.3", "FESSGDA", of=f"of f - ε/(4D)‖y - y_0‖²: {_STATIONARY['of']}", letters=_LETTERS)
+@theorem("shen-3.3", "FESSGDA", of=f"of f - ε/(4D)‖y - y_0‖²: {_STATIONARY['of']}", **_METHOD)
 def theorem_3_3(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, G_y: float, K: float, T: float,
     M: float, m: float, Delta: float,
@@ -95,7 +96,7 @@ def corollary_E_1(l: float, mu: float, T: float, Delta: float):
     return _exact(steps), bound
 
 
-@theorem("shen-corollary-3.2", "SmoothedGDA", of="(ε, ε²)-stationarity of f", letters=_LETTERS)
+@theorem("shen-corollary-3.2", "SmoothedGDA", of="(ε, ε²)-stationarity of f", **_METHOD)
 def corollary_3_2(l: float, D: float, epsilon: float, T: float, Delta: float):
     """Smoothed-GDA, one-point concave in y, ε² ≤ l D, exact gradients (Corollary 3.2): Theorem 3.2 with
     M = K = 1."""
@@ -103,14 +104,14 @@ def corollary_3_2(l: float, D: float, epsilon: float, T: float, Delta: float):
     return _exact(steps), bound
 
 
-@theorem("shen-corollary-3.3", "SmoothedGDA", of=theorem_3_3.of, letters=_LETTERS)
+@theorem("shen-corollary-3.3", "SmoothedGDA", of=theorem_3_3.of, **_METHOD)
 def corollary_3_3(l: float, D: float, epsilon: float, T: float, Delta: float):
     """Smoothed-GDA, concave in y, ε ≤ 2 l D, exact gradients (Corollary 3.3): Theorem 3.3 with M = K = 1."""
     steps, bound = theorem_3_3.statement(l, D, epsilon, 0.0, 0.0, 0.0, 1, T, 1, 1, Delta)
     return _exact(steps), bound
 
 
-@theorem("shen-3.4", "FESSGDA", of="ε-stationarity of f and of the Moreau envelope", letters=_LETTERS)
+@theorem("shen-3.4", "FESSGDA", of="ε-stationarity of f and of the Moreau envelope", **_METHOD)
 def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float):
     """FESS-GDA, maximum of finitely many functions (Theorem 3.4, appendix H). The source states an order
     only.
@@ -123,7 +124,7 @@ def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: f
     return _smoothed(l, K, eta_x, K * l / 80000), None
 
 
-@theorem("shen-3.5", "FESSGDA", of="E 2Φ(x) - f(x, y) - min Φ after T rounds", letters=_LETTERS)
+@theorem("shen-3.5", "FESSGDA", of="E 2Φ(x) - f(x, y) - min Φ after T rounds", **_METHOD)
 def theorem_3_5(
     l: float, mu_x: float, mu_y: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     W: float, eta: float | None = None,

@@ -26,7 +26,7 @@ _GAP = dict(of="E err_D of the output", metric="err_D", letters=_LETTERS)
 _INNER = 3 / 4
 
 
-@theorem("wang-kale-1", "LESGD", **_GAP)
+@theorem("wang-kale-1", "LESGD", without=("gamma",), **_GAP)
 def theorem_1(L: float, sigma: float, K: float, R: float, M: float, D: float):
     """LESGD (Theorem 1, (5) and (6)).
 
@@ -37,7 +37,7 @@ def theorem_1(L: float, sigma: float, K: float, R: float, M: float, D: float):
     return {"eta": eta}, 12 * L * D**2 / (K**0.5 * R) + variance + 26 * _drift(L, sigma, K, R, D)
 
 
-@theorem("wang-kale-corollary-1", "LESGD", **_GAP)
+@theorem("wang-kale-corollary-1", "LESGD", without=("gamma",), **_GAP)
 def corollary_1(L: float, sigma: float, K: float, R: float, M: float, D: float):
     """LESGD with large noise (Corollary 1): Theorem 1 without its first terms.
 
@@ -50,7 +50,7 @@ def corollary_1(L: float, sigma: float, K: float, R: float, M: float, D: float):
     return {"eta": eta}, 6 * D * sigma / (M * K * R) ** 0.5 + 26 * _drift(L, sigma, K, R, D)
 
 
-@theorem("wang-kale-2", "LESGD", **_GAP)
+@theorem("wang-kale-2", "LESGD", without=("gamma",), **_GAP)
 def theorem_2(L: float, sigma: float, K: float, R: float, M: float, D: float):
     """LESGD for affine operators (Theorem 2, (7))."""
     eta = min(1 / L, *_noise(6, 180, L, sigma, K, R, M, D))
@@ -162,7 +162,7 @@ def theorem_7(L: float, sigma: float, K: float, R: float, M: float, D: float, G:
     return {"eta": eta}, bound + 2 * (17 * L * D**4 * G**2 / R**2) ** (1 / 3)
 
 
-@theorem("wang-kale-24", "LESGD", **_GAP)
+@theorem("wang-kale-24", "LESGD", without=("gamma",), **_GAP)
 def theorem_24(L: float, sigma: float, K: float, R: float, M: float, D: float, xi: float):
     """LESGD for heterogeneous clients, ‖V_m - V‖ ≤ ξ (Theorem 24). The source states an order only.
 

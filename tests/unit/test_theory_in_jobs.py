@@ -129,6 +129,7 @@ def test_resumed_run_keeps_its_step(tmp_path):
     ([("algorithm.eta.of", "wang-kale-9")], "theory.of: unknown theorem 'wang-kale-9': did you mean"),
     ([("algorithm.eta", "theorem")], 'theory.of is missing, e.g. theory.of = "wang-kale-1"'),
     ([("algorithm.eta.of", "wang-kale-6")], "wang-kale-6 is about LSGD, not LESGD, whose theorems are wang"),
+    ([("algorithm.gamma", 0.1)], "algorithm.gamma: wang-kale-2 is about LESGD without gamma: leave it out"),
     ([("algorithm.eta.l", 1.0)], "wang-kale-2 has no constant 'l': "),
     ([("algorithm.eta.L", "big")], "theory: wang-kale-2: L: expected a finite number >= 0, got 'big'"),
     ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
