@@ -136,9 +136,15 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Paper:
-    """The entry of a paper: its heading."""
+    """The entry of a paper.
+
+    Attributes:
+        title: the heading.
+        page: name of its page without ``.md``; default: the key.
+    """
 
     title: str
+    page: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,7 @@ class Book:
         folder: folder of the file and its job files.
         papers: headings by key of references.bib.
         page: name of the page and of its template; a key of :data:`PAGES`.
+        pages: names of the papers' pages by key of references.bib.
     """
 
     folder: Path
@@ -156,6 +163,7 @@ class Book:
     experiments: Mapping[str, Experiment]
     papers: Mapping[str, str]
     page: str = "experiments"
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, name: str) -> Path:
         """Return the small job file of an experiment."""
@@ -200,14 +208,14 @@ def read(path: str | Path) -> Book:
     page = table.get("page", "experiments")
     if page not in PAGES:
         raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
-    return Book(folder, claims, experiments, papers, page)
+    pages = {key: one.page or key for key, one in papers.items()}
+    return Book(folder, claims, experiments, {key: one.title for key, one in papers.items()}, page, pages)
 
 
-def _paper(key: str, table: dict) -> str:
-    """Return the heading of a paper."""
+def _paper(key: str, table: dict) -> Paper:
     what = f"[paper.{key}]"
     _expect_reference(key, what)
-    return _from_table(Paper, table, what).title
+    return _from_table(Paper, table, what)
 
 
 def _claim(table: dict, number: int, folder: Path) -> Claim:
