@@ -1,4 +1,4 @@
-"""Claims: synthetic curves get the known verdict, and the page is made from an empty folder."""
+"""Claims: synthetic curves get the known verdict, and the pages are made from an empty folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from launch import environment
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -29,6 +31,7 @@ from claims.values import values_by_seed, worst
 from claims.verdicts import in_practice, is_improving, judge, verdict, with_second_search
 from mpifed.base.errors import ConfigError
 from mpifed.core.metrics import Column
+from mpifed.parallel.reproducibility import machine
 from mpifed.theory import prescribe
 
 ROOT = Path(__file__).parent.parent
@@ -626,7 +629,7 @@ algorithm = [
 """
 
 
-def test_the_page_is_made_from_an_empty_folder(tmp_path):
+def test_the_pages_are_made_from_an_empty_folder(tmp_path):
     """On a rotation, LESGD is better than LSGD, and worse if its step is too large."""
     jobs = tmp_path / "jobs"
     (jobs / "stated").mkdir(parents=True)
@@ -640,30 +643,70 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
                "open": ("later", "LESGD", "LSGD")}  # fmt: skip
     twice = '[experiment.rotation]\nsource = "wang_nd_slippax"\nmetric = "err_D"\nsearches = 2\n'
     claims = [CLAIM.format(name, *own) for name, own in entries.items()]
-    (jobs / "claims.toml").write_text("".join([twice, *claims]))
+    paper = '[paper.wang_nd_slippax]\ntitle = "Games"\npage = "games"\n'
+    (jobs / "claims.toml").write_text("".join([paper, twice, *claims]))
     expected = {"true": "reproduced", "false": "only at the stated settings", "open": "not run"}
     for more in (["true"], ["--draw"]):
-        assert verdicts(tmp_path, "jobs/claims.toml", *more) == expected
-    page = (tmp_path / "docs/experiments.md").read_text()
+        assert verdicts(tmp_path, "jobs/claims.toml", *more)[0] == expected
+    page, index = pages(tmp_path)
+    assert "(games.md#a-rotation-later) | **not run** (runs missing: 6) |  |  |  |" in index
     command = "`python scripts/evidence/reproduce.py --claims jobs/claims.toml later`"
     assert "LESGD" in page and command in page
     assert (tmp_path / "docs/papers/rotation.png").read_bytes()[:4] == b"\x89PNG"
     assert "| search noise |" in page and "| second search |" in page
-    assert verdicts(tmp_path, "jobs/claims.toml", "true", "later", "--processes", "2")["open"] == "reproduced"
-    page = (tmp_path / "docs/experiments.md").read_text()
+    assert "| [One is ahead of the other](#a-rotation-rotation) | **reproduced** (tuned" in page
+    every, selected = verdicts(tmp_path, "jobs/claims.toml", "true", "later", "--processes", "2")
+    assert every["open"] == "reproduced" and [*selected] == ["true", "open"]
+    written = pages(tmp_path)
     shutil.rmtree(tmp_path / "runs")
     verdicts(tmp_path, "jobs/claims.toml", "--draw")
-    assert (tmp_path / "docs/experiments.md").read_text() == page, "stored results give the same page"
+    assert pages(tmp_path) == written, "stored results give the same pages"
+    (jobs / "results/later.jsonl.xz").unlink()
+    every, selected = verdicts(tmp_path, "jobs/claims.toml", "open")
+    assert selected == {"open": "reproduced"} and every == expected | selected
+    assert not (tmp_path / "runs/rotation").exists(), "only the experiment of the selected claim is repeated"
     job = jobs / "later.toml"
     job.write_text(job.read_text().replace("eta = 0.1 }", "eta = 0.11 }"))
-    assert verdicts(tmp_path, "jobs/claims.toml", "--draw") == expected, "results of another job do not count"
+    shutil.rmtree(tmp_path / "runs")
+    found = verdicts(tmp_path, "jobs/claims.toml", "--draw")
+    assert found == (expected, {}), "results of another job do not count"
 
 
-def test_the_page_of_the_theory_follows_from_the_stored_results(tmp_path, monkeypatch):
+def test_results_in_the_size_of_the_paper_are_shown_without_a_verdict(tmp_path, monkeypatch, capsys):
+    """The job of the full size has another step of LSGD; one of its seeds is run."""
+    jobs = tmp_path / "jobs"
+    (jobs / "full").mkdir(parents=True)
+    for name, lsgd in (("rotation", 0.1), ("full/rotation", 0.2)):
+        job = JOB.format(title="A rotation", out=f"runs/{name}") + SWEEP.format(lsgd=lsgd, lesgd=0.1)
+        (jobs / f"{name}.toml").write_text(job)
+    (jobs / "claims.toml").write_text(CLAIM.format("true", "rotation", "LESGD", "LSGD"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "CLAIMS", jobs / "claims.toml")
+    full = ["rotation", "--full", "--store", "sweep.seed=[0]"]
+    for words in (["rotation"], full, ["--claims", "--draw", "--out", "docs"]):
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+        assert reproduce.main() == 0
+    text = (tmp_path / "docs/experiments/wang_nd_slippax.md").read_text()
+    processor = machine(torch.device("cpu"))["processor"]
+    assert "Panel *full size*, seeds 0: " in text and "with `sweep.seed=[0]`, without a verdict" in text
+    assert text.count(f"Total time of the rounds ({processor}): ") == 2
+    assert re.search(r"^\|  \| LSGD \| eta 0.2: \*\*\S+ \| eta 0.1: \*\*[^|]+ \|$", text, re.M)
+    next(Path("runs/full").rglob("run.h5")).unlink()
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--draw", *full])
+    with pytest.raises(SystemExit):
+        reproduce.main()
+    assert "rotation: runs that have not finished in the paper's size: 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder, source", [("theory", "jobs/theory/claims.toml "), ("papers", "")])
+def test_the_pages_follow_from_the_stored_results(folder, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # without runs
-    book, name = read(ROOT / "jobs/theory/claims.toml"), "jobs/theory/claims.toml "
-    page = write(book, sections(book, {}), name, tmp_path / "docs")
-    assert page.read_text() == (ROOT / "docs" / page.name).read_text()
+    book = read(ROOT / f"jobs/{folder}/claims.toml")
+    write(book, sections(book, {}), source, tmp_path / "docs")
+    written = [path.relative_to(tmp_path) for path in tmp_path.glob("docs/**/*.md")]
+    assert len(written) == (len(book.papers) + 1 if folder == "papers" else 1)
+    for path in written:
+        assert (tmp_path / path).read_text() == (ROOT / path).read_text(), path
 
 
 def test_the_bounds_on_the_page_of_the_theory_are_those_of_the_games(tmp_path, monkeypatch):
@@ -699,14 +742,25 @@ def test_the_headline_page_follows_from_the_stored_results(tmp_path, monkeypatch
     assert all(imread(path).shape[:2] == (320, 420) for path in drawn.values())
 
 
-def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
-    """Return the verdict of reproduce.py on each claim."""
+def verdicts(folder: Path, *arguments: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the verdicts that reproduce.py prints of all claims, and of the selected claims."""
     command = [sys.executable, SCRIPT, "--claims", *arguments, "--out", "docs"]
     done = subprocess.run(command, cwd=folder, env=environment(), timeout=200, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    *_, first, second, third, _ = done.stdout.splitlines()
-    said = [re.split(" {2,}", line) for line in (first, second, third)]
+    before, _, after = done.stdout.partition("\nThe selected claims:\n")
+    *_, first, second, third, _ = before.splitlines()
+    return by_claim([first, second, third]), by_claim(after.splitlines())
+
+
+def by_claim(lines: Sequence[str]) -> dict[str, str]:
+    """Return the verdicts in lines of a summary, by claim."""
+    said = [re.split(" {2,}", line) for line in lines]
     return {name.partition(" (")[0]: word for word, name in said}
+
+
+def pages(folder: Path) -> tuple[str, str]:
+    """Return the page of the paper and the index."""
+    return tuple((folder / "docs/experiments" / name).read_text() for name in ("games.md", "index.md"))
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

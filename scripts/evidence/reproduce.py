@@ -11,12 +11,13 @@ skipped, so the same command continues after an interruption.
 
 ``--claims`` executes missing runs of the claims in FILE (default: jobs/papers/claims.toml, whose folder also
 contains the job files), stores their results in the folder ``results`` next to FILE, tests the claims, and
-writes docs/experiments.md, or docs/theory_experiments.md for jobs/theory/claims.toml. NAME restricts the runs
-to some experiments or claims. With ``--draw``, nothing is run: the claims are tested with complete runs and
-with stored results of unchanged job files. With ``--processes N``, N experiments are executed at a time, or
-N runs of one experiment.
+writes docs/experiments, or docs/theory_experiments.md for jobs/theory/claims.toml. NAME restricts the runs to
+some experiments or claims, whose verdicts are printed last. With ``--draw``, nothing is run: the claims are
+tested with complete runs and with stored results of unchanged job files. With ``--processes N``, N
+experiments are executed at a time, or N runs of one experiment.
 
-The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes. ``--launch``
+The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes; with
+``--store``, the pages show its results, without a verdict, when ``--claims`` writes them again. ``--launch``
 submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
 ``--draw`` in place of ``--launch``.
 
@@ -25,7 +26,7 @@ python scripts/evidence/reproduce.py --paper shen2024
 python scripts/evidence/reproduce.py --claims --draw
 python scripts/evidence/reproduce.py --claims jobs/theory/claims.toml
 python scripts/evidence/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
-python scripts/evidence/reproduce.py fair_classes --full --draw
+python scripts/evidence/reproduce.py fair_classes --full --draw --store
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ def options() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="FILE",
-        help="test the claims of a file (default jobs/papers/claims.toml) and write the page of experiments",
+        help="test the claims of a file (default jobs/papers/claims.toml) and write the pages of experiments",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=ROOT / "docs",
-        help="output folder of the page and its figures (default docs)",
+        help="output folder of the pages and their figures (default docs)",
     )
     parser.add_argument(
         "--paper",
@@ -82,6 +83,11 @@ def options() -> argparse.ArgumentParser:
         help="all experiments of a paper, by the beginning of its key: huang2024, zhang, wang ...",
     )
     parser.add_argument("--full", action="store_true", help="use the papers' sizes, for a cluster")
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="with --full: store the results in the folder results/full for the pages of experiments",
+    )
     parser.add_argument(
         "--processes",
         type=int,
@@ -97,7 +103,7 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> int:
     parser = options()
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     judged, file = given.claims is not None, CLAIMS
     if given.claims and given.claims.endswith(".toml"):
         file = Path(given.claims)
@@ -106,6 +112,8 @@ def main() -> int:
     changes = [one for one in given.names if "=" in one]
     if judged and (changes or given.full or given.launch is not None):
         parser.error("--claims cannot be combined with KEY=VALUE, --full or --launch")
+    if given.store and (not given.full or given.launch is not None):
+        parser.error("--store needs --full, without --launch")
     if given.processes < 1:
         parser.error(f"--processes: expected 1 or more, got {given.processes}")
     try:
@@ -143,7 +151,7 @@ def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) ->
 
 
 def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespace) -> int:
-    """Execute missing runs, write the page and print the verdicts; return an exit code."""
+    """Execute missing runs, write the pages and print the verdicts; return an exit code."""
     read: dict[str, list[Panel]] = {}
     if not given.draw:
         at_once = min(given.processes, len(names))
@@ -158,6 +166,9 @@ def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespa
     parts = page.sections(book, read)
     path = page.write(book, parts, source, given.out)
     print("\n".join([*page.summary(parts), str(path)]))
+    named = {*given.names} | ({*names} if given.paper else set())
+    if own := page.summary(parts, named):
+        print("\n".join(["", "The selected claims:", *own]))
     return 0
 
 
@@ -181,12 +192,16 @@ def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given:
         for command in [] if given.draw else commands(book, name, changes, given.full):
             if code := execute(command, given.processes):
                 return code
-        print(figure(book, name, changes, given.full))
+        print(figure(book, name, changes, given.full, given.store))
     return 0
 
 
-def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
-    """Write ``figure.png`` and the report of an experiment to the output folder of its job."""
+def figure(book: Book, name: str, changes: Sequence[str], full: bool, store: bool) -> Path:
+    """Write ``figure.png`` and the report of an experiment to the output folder of its job.
+
+    Args:
+        store: whether to store its results in the paper's size.
+    """
     one = book.experiments[name]
     file = book.full(name) if full else book.job(name)
     panels = [read_panel(file, one.panels, changes)] if full else page.panels_of(book, one, changes)
@@ -196,6 +211,8 @@ def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
     folder = output_folder(read_table(file))
     draw(one, panels, folder / "figure.png")
     report(runs, folder, Rule(one.metric))
+    if store:
+        page.store_full(book, panels[0], name)
     return folder / "figure.png"
 
 

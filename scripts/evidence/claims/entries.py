@@ -61,6 +61,8 @@ class Claim:
         tie: differences up to this are a tie; default: the margin, 0 for a trend.
         all: whether all of ``better`` must be ahead; otherwise one suffices.
         note: limitations of the comparison.
+        was, because: an earlier verdict of the claim, and why it has changed.
+        still_open: why no run here decides the claim.
     """
 
     name: str
@@ -84,6 +86,9 @@ class Claim:
     tie: float | None = None
     all: bool = True
     note: str = ""
+    was: str = ""
+    because: str = ""
+    still_open: str = ""
 
     @property
     def subjects(self) -> Sequence[str]:
@@ -140,9 +145,15 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Paper:
-    """The entry of a paper: its heading."""
+    """The entry of a paper.
+
+    Attributes:
+        title: the heading.
+        page: name of its page without ``.md``; default: the key.
+    """
 
     title: str
+    page: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,7 @@ class Book:
         folder: folder of the file and its job files.
         papers: headings by key of references.bib.
         page: name of the page and of its template; a key of :data:`PAGES`.
+        pages: names of the papers' pages by key of references.bib.
         practical: margins of the wider question, whether methods are practically equal, by metric; ``ratio``
             is a factor, for values on a logarithmic scale.
     """
@@ -162,6 +174,7 @@ class Book:
     experiments: Mapping[str, Experiment]
     papers: Mapping[str, str]
     page: str = "experiments"
+    pages: Mapping[str, str] = field(default_factory=dict)
     practical: Mapping[str, float] = field(default_factory=dict)
 
     def practical_margin(self, claim: Claim) -> float:
@@ -215,14 +228,15 @@ def read(path: str | Path) -> Book:
     page = table.get("page", "experiments")
     if page not in PAGES:
         raise ConfigError(f"{path}: no page {page!r}: {suggest(page, PAGES)}")
-    return Book(folder, claims, experiments, papers, page, table.get("practical", {}))
+    pages = {key: one.page or key for key, one in papers.items()}
+    titles = {key: one.title for key, one in papers.items()}
+    return Book(folder, claims, experiments, titles, page, pages, table.get("practical", {}))
 
 
-def _paper(key: str, table: dict) -> str:
-    """Return the heading of a paper."""
+def _paper(key: str, table: dict) -> Paper:
     what = f"[paper.{key}]"
     _expect_reference(key, what)
-    return _from_table(Paper, table, what).title
+    return _from_table(Paper, table, what)
 
 
 def _claim(table: dict, number: int, folder: Path) -> Claim:

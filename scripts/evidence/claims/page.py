@@ -1,32 +1,38 @@
-"""The page of experiments, generated from the claims and the existing runs."""
+"""The pages of experiments, generated from the claims and the existing runs."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from scipy import stats
 
 from claims import stored
 from claims.entries import PAGES, Book, Claim, Experiment
 from claims.figures import draw, draw_trends
+from claims.interval import LEVEL
 from claims.panels import SECOND, Panel, read_panel, task_title
 from claims.verdicts import (
     NOT_RUN,
+    OPEN,
+    TOO_SMALL,
     Judgement,
     Pair,
     Verdict,
+    in_practice,
     is_improving,
     judge,
     judge_by_worst,
     verdict,
     with_second_search,
 )
+from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Rule, Setting
 
 STATISTICS = {
@@ -38,15 +44,25 @@ STATISTICS = {
     "calls_to": "oracle calls to {metric} {target:g}",
     "bytes_to": "bytes to {metric} {target:g}",
 }
+#: Time of a repetition, with imports, set-up, evaluations and files, divided by the time of its rounds.
+#: Measured for composite_game, whose runs are short; closer to 1 for longer runs.
+REPETITION = 1.6
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its judgement in each panel, by the panel's name, and the verdict."""
+    """A claim with its judgement in each panel, by the panel's name, the verdict, and the answer to the wider
+    question, if it is asked."""
 
     claim: Claim
     judgements: dict[str, Judgement]
     verdict: Verdict
+    practical: Verdict | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither the claim nor the wider question is decided."""
+        return self.verdict.word == TOO_SMALL and (self.practical is None or self.practical.word == OPEN)
 
     @property
     def rows(self) -> list[tuple[str, Pair, str]]:
@@ -89,11 +105,22 @@ class Judged:
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment with its claims and panels."""
+    """An experiment with its claims and panels.
+
+    Attributes:
+        read: the panels that claims are judged by, also those without runs.
+        full: the stored results in the paper's size, which have no verdict.
+    """
 
     book: Book
     experiment: Experiment
     read: Sequence[Panel]
+    full: Panel | None = None
+
+    @property
+    def page(self) -> str:
+        """Name of the page of the experiment's paper."""
+        return self.book.pages.get(self.experiment.source, self.experiment.source)
 
     @property
     def panels(self) -> list[Panel]:
@@ -113,7 +140,11 @@ class Section:
         found = verdict(tuned, *stated)
         if found.word != NOT_RUN and self.book.page == "experiments" and is_improving(claim, self.read[0]):
             found = replace(found, detail="; ".join(filter(None, [found.detail, "the curves are not flat"])))
-        return Judged(claim, judgements, found)
+        margin = self.book.practical_margin(claim)
+        if not margin or found.word == NOT_RUN:
+            return Judged(claim, judgements, found)
+        second = next((one for one in self.read if one.name == SECOND), None)
+        return Judged(claim, judgements, found, in_practice(claim, margin, self.read[0], second))
 
     @property
     def runs(self) -> int:
@@ -124,6 +155,13 @@ class Section:
     def seconds(self) -> float:
         """Total wall time of the rounds of all runs and searches."""
         return sum(panel.seconds + panel.search.seconds for panel in self.panels)
+
+    @property
+    def minutes(self) -> str:
+        """Minutes of one core that a repetition of all searches and runs takes; "" if runs are missing."""
+        if any(one.missing or not one.settings for one in self.read):
+            return ""
+        return f"{max(1, self.seconds * REPETITION / 60):.0f}"
 
     @property
     def methods(self) -> list[str]:
@@ -142,6 +180,31 @@ class Section:
             for task, chosen in panel.best(metric).items()
         ]
 
+    def full_rows(self) -> list[list[str]]:
+        """Return one row per task and method of the full size, with the settings and the metric of the full
+        and of the small version."""
+        metric = self.experiment.metric
+        small = self.panels[0].best(metric) if self.panels else {}
+        only = next(iter(small.values())) if len(small) == 1 else []
+        rows = []
+        for task, chosen in self.full.best(metric).items():
+            others = {one.name: _settled(one, metric) for one in small.get(task, only)}
+            title = task_title(task, self.full.keys)
+            rows += [[title, one.name, _settled(one, metric), others.get(one.name, "")] for one in chosen]
+        return rows
+
+    def diverged(self, panel: Panel) -> str:
+        """Return the numbers of diverged seeds of the best settings, with intervals of their probability."""
+        found = []
+        for task, chosen in panel.best(self.experiment.metric).items():
+            for one in chosen:
+                if lost := sum(run.diverged for run in one.runs):
+                    ends = stats.binomtest(lost, len(one.runs)).proportion_ci(LEVEL)
+                    place = f", {task_title(task, panel.keys)}" if panel.keys else ""
+                    share = f"{ends.low:.0%} to {ends.high:.0%}"
+                    found.append(f"{one.name}{place}: {lost} of {len(one.runs)} ({share})")
+        return "; ".join(found)
+
     def seeds(self, panel: Panel) -> str:
         """Return the seeds of the panel's runs as text."""
         seeds = sorted({run.config["seed"] for one in panel.settings for run in one.runs})
@@ -151,7 +214,8 @@ class Section:
 def sections(book: Book, read: Mapping[str, list[Panel]]) -> list[Section]:
     """Return the experiments with their existing runs; ``read`` are panels that have been read already."""
     return [
-        Section(book, one, read.get(name) or panels_of(book, one)) for name, one in book.experiments.items()
+        Section(book, one, read.get(name) or panels_of(book, one), _full(book, one))
+        for name, one in book.experiments.items()
     ]
 
 
@@ -168,6 +232,22 @@ def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[
             panel = stored.read(book.stored(job, second), job, one.panels) or panel
         found.append(panel)
     return found
+
+
+def store_full(book: Book, panel: Panel, name: str) -> None:
+    """Write the results of an experiment in the paper's size.
+
+    Raises:
+        ConfigError: runs of the panel are missing.
+    """
+    if panel.missing:
+        raise ConfigError(f"{name}: runs that have not finished in the paper's size: {panel.missing}")
+    stored.write(panel, book.stored(panel.file, False), panel.file)
+
+
+def _full(book: Book, one: Experiment) -> Panel | None:
+    job = book.full(one.name)
+    return stored.read(book.stored(job, False), job, one.panels)
 
 
 def jobs_of(book: Book, one: Experiment) -> list[tuple[Path, bool]]:
@@ -189,23 +269,52 @@ def store(book: Book, one: Experiment) -> list[Panel]:
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
-    """Write the book's page ``PAGE.md``, and the figures of its experiments to the folder in :data:`PAGES`.
+    """Write the book's pages, and the figures of its experiments to the folder in :data:`PAGES`.
 
-    The figure of an experiment shows the metric against the rounds, or, if claims are about a trend, the
-    claimed value against the setting.
+    The page "experiments" is a folder with an index and a page per paper.
 
     Args:
         source: the file of claims as an argument of the command, with a space at the end; "" for the default.
+
+    Returns:
+        The book's page, or the index.
     """
     for part in parts:
-        path = out / PAGES[book.page] / f"{part.experiment.name}.png"
-        trends = [one.claim for one in part.claims if one.claim.law and one.rows]
-        if trends:
-            draw_trends(trends, part.panels[0], path)
-        elif part.panels:
-            draw(part.experiment, [one for one in part.panels if one.name != SECOND], path)
+        draw_figure(part, out / PAGES[book.page] / f"{part.experiment.name}.png")
+    papers = {
+        key: [part for part in parts if part.experiment.source == key]
+        for key in dict.fromkeys([*book.papers, *(part.experiment.source for part in parts)])
+    }
+    papers = {key: own for key, own in papers.items() if own}
+    content = {"book": book, "papers": papers, "parts": parts, "counts": counts(parts), "source": source}
+    if book.page != "experiments":
+        return _write_page(out / f"{book.page}.md", book.page, content)
+    folder = out / book.page
+    for key, own in papers.items():
+        title = book.papers.get(key, key)
+        _write_page(folder / f"{own[0].page}.md", "paper", content | {"title": title, "parts": own})
+    more = {"repetition": REPETITION, "practical_counts": counts(parts, wider=True)}
+    return _write_page(folder / "index.md", book.page, content | more)
+
+
+def draw_figure(part: Section, path: Path) -> None:
+    """Draw the figure of an experiment: the metric against the rounds, or, if claims are about a trend, the
+    claimed value against the setting."""
+    trends = [one.claim for one in part.claims if one.claim.law and one.rows]
+    if trends:
+        draw_trends(trends, part.panels[0], path)
+    elif part.panels:
+        draw(part.experiment, [one for one in part.panels if one.name != SECOND], path)
+
+
+def _write_page(path: Path, template: str, content: Mapping[str, object]) -> Path:
+    """Fill the template ``TEMPLATE.md.jinja`` and write the page."""
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "difference": interval_text,
@@ -215,23 +324,39 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
         "cell": cell,
         "verdict": verdict_text,
         "slug": slug,
+        "table": claims_table,
     }
-    papers = {
-        key: [part for part in parts if part.experiment.source == key]
-        for key in dict.fromkeys([*book.papers, *(part.experiment.source for part in parts)])
-    }
-    template = Path(__file__).with_name(f"{book.page}.md.jinja").read_text()
-    text = environment.from_string(template).render(
-        book=book,
-        papers={key: own for key, own in papers.items() if own},
-        parts=parts,
-        counts=counts(parts),
-        source=source,
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{book.page}.md"
+    text = environment.get_template(f"{template}.md.jinja").render(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(re.sub(r"\n{3,}", "\n\n", text))
     return path
+
+
+#: Columns of the tables of claims after the claim itself: the text of a claim of an experiment by heading.
+COLUMNS: Mapping[str, Callable[[Section, Judged], str]] = {
+    "verdict": lambda part, one: verdict_text(one.verdict),
+    "in practice": lambda part, one: verdict_text(one.practical) if one.practical else "",
+    "difference [interval]": lambda part, one: (
+        interval_text(one.verdict.pair, one.claim) if one.verdict.pair else ""
+    ),
+    "seeds": lambda part, one: str(one.verdict.pair.seeds) if one.verdict.pair else "",
+    "minutes to repeat": lambda part, one: part.minutes,
+}
+
+
+def claims_table(parts: Sequence[Section], in_index: bool = False) -> str:
+    """Return the table of the claims of experiments, with links to their sections on the paper's page.
+
+    Args:
+        in_index: whether the table is on another page than the sections.
+    """
+    lines = [["claim", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
+    for part in parts:
+        target = f"{part.page}.md" * in_index + f"#{slug(part.experiment.title)}"
+        for one in part.claims:
+            texts = [f"[{one.claim.says}]({target})", *(text(part, one) for text in COLUMNS.values())]
+            lines.append([cell(text) for text in texts])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _settled(setting: Setting, metric: str) -> str:
@@ -257,6 +382,8 @@ def difference(value: float, claim: Claim) -> str:
 def interval_text(pair: Pair, claim: Claim) -> str:
     """Format the difference of a pair with its interval."""
     mean, low, high = (difference(one, claim) for one in (pair.mean, pair.low, pair.high))
+    if not pair.seeds:
+        return ""
     if math.isnan(pair.low):
         return f"{mean} (one seed)"
     return f"{mean} [{low.removeprefix('× ')}, {high.removeprefix('× ')}]"
@@ -265,8 +392,12 @@ def interval_text(pair: Pair, claim: Claim) -> str:
 def sides(pair: Pair, claim: Claim) -> str:
     """Format the values of both sides of a pair."""
     first, last = f"{pair.ours:.3g}", f"{pair.theirs:.3g}"
+    ours_lost, theirs_lost, seeds = pair.lost
+    lost = f"diverged: {pair.subject} {ours_lost}, {pair.rival} {theirs_lost} of {seeds} seeds"
+    if not pair.seeds:
+        return lost
     if not claim.trend:
-        return f"{pair.subject} {first}, {pair.rival} {last}"
+        return f"{pair.subject} {first}, {pair.rival} {last}" + (ours_lost + theirs_lost > 0) * f"; {lost}"
     names = f"{pair.subject} over {pair.rival}" if pair.rival else pair.subject
     return f"{names}: exponent {first}, formula {last}" if claim.law else f"{names}: {first} to {last}"
 
@@ -308,16 +439,20 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
 
 
-def counts(parts: Sequence[Section]) -> str:
-    """Return the number of claims by verdict as text."""
-    words = Counter(one.verdict.word for part in parts for one in part.claims)
+def counts(parts: Sequence[Section], wider: bool = False) -> str:
+    """Return the number of claims by verdict, or by the answer to the ``wider`` question, as text."""
+    verdicts = [one.practical if wider else one.verdict for part in parts for one in part.claims]
+    words = Counter(one.word for one in verdicts if one)
     return ", ".join(f"{number} {word}" for word, number in words.most_common())
 
 
-def summary(parts: Sequence[Section]) -> list[str]:
-    """Return one line per claim with its verdict."""
+def summary(parts: Sequence[Section], names: Container[str] | None = None) -> list[str]:
+    """Return one line with the verdict per claim, or per claim with a name or an experiment in ``names``."""
     return [
-        f"{one.verdict.word:28} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
+        f"{one.verdict.word:28} {one.claim.name}"
+        + (f" ({one.verdict.detail})" if one.verdict.detail else "")
+        + (f"; in practice: {one.practical.word}" if one.practical else "")
         for part in parts
         for one in part.claims
+        if names is None or one.claim.name in names or part.experiment.name in names
     ]

@@ -24,6 +24,8 @@ from mpifed.tuning.results import BEST
 NONE = "none"
 #: Name of the panel of a second search, also of its folder in the output folder; and its seed.
 SECOND, SECOND_SEED = "second search", 1000
+#: Entries of a run's ``layout["machine"]`` that describe the hardware.
+HARDWARE = ("processor", "gpu")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Panel:
         settings: the runs, grouped by their settings.
         search: the search that has selected the settings.
         missing: number of runs of the job that have not finished.
+        changes: KEY=VALUE that the job has been run with.
     """
 
     name: str
@@ -54,6 +57,14 @@ class Panel:
     settings: Sequence[Setting]
     search: Search = Search()
     missing: int = 0
+    changes: Sequence[str] = ()
+
+    @property
+    def machines(self) -> str:
+        """The processors and GPUs of the runs; "" if the files do not contain them."""
+        found = [run.layout.get("machine", {}) for one in self.settings for run in one.runs]
+        names = [" with ".join(own[key] for key in HARDWARE if key in own) for own in found]
+        return ", ".join(sorted({*filter(None, names)}))
 
     @property
     def seconds(self) -> float:
@@ -115,7 +126,7 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = (), sec
         second: whether to read the runs of the second search.
     """
     table, search = read_table(file), Search()
-    out, name = output_folder(table, second), file.parent.name
+    out, name, given = output_folder(table, second), file.parent.name, changes
     changes = without(changes, "tune")
     if "tune" in table:
         file, search, name = out / BEST, _search(out), SECOND if second else "tuned"
@@ -126,7 +137,7 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = (), sec
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
     name = name if name in ("tuned", SECOND, "stated", "full") else "as given"
-    return Panel(name, file, keys, settings, search, len(listed) - len(done))
+    return Panel(name, file, keys, settings, search, len(listed) - len(done), given)
 
 
 def output_folder(table: Mapping[str, Any], second: bool = False) -> Path:

@@ -189,7 +189,9 @@ class Evidence:
     def link(self, experiment: str) -> str:
         """Return the address of an experiment's section."""
         section = self._section(experiment)
-        return f"{section.book.page}.md#{slug(section.experiment.title)}"
+        page = section.book.page
+        page = f"{page}/{section.page}" if page == "experiments" else page
+        return f"{page}.md#{slug(section.experiment.title)}"
 
     def rivals(self, name: str, state: str, *methods: str) -> list[str]:
         """Return the rivals for which all pairs with the methods have this state, in all tasks.
@@ -276,9 +278,12 @@ class Evidence:
 
 
 def _brief(judged: Judged) -> str:
-    """Return the verdict without the names of pairs and numbers of seeds."""
-    details = judged.verdict.detail.split("; ")
-    return ", ".join([judged.verdict.word, *(one for one in details if one in AT_STATED.values())])
+    """Return the verdict without the names of pairs and numbers of seeds; if it is open, with the answer to
+    the wider question."""
+    words = [judged.verdict.word]
+    words += [one for one in judged.verdict.detail.split("; ") if one in AT_STATED.values()]
+    words += [judged.practical.word] if judged.practical and judged.verdict.word == TOO_SMALL else []
+    return ", ".join(dict.fromkeys(words))
 
 
 def listed(methods: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Results of panels as small files, from which claims can be judged without running their jobs again.
 
-A file has a line with the job and the search, then a line per run: its settings, metrics and costs at the
-evaluations, why it ended, and the SHA-256 digest of its ``run.h5``. Output points are omitted.
+A file has a line with the job, its changes and the search, then a line per run: its settings, metrics and
+costs at the evaluations, why it ended, its hardware, and the SHA-256 digest of its ``run.h5``. Output points
+are omitted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from claims.panels import Panel, Search
+from claims.panels import HARDWARE, Panel, Search
 from mpifed.config.tables import read_table
 from mpifed.core.metrics import Details
 from mpifed.report.comparison import settings_of
@@ -25,7 +26,6 @@ __all__ = ["read", "write"]
 
 #: Fields of a run that no claim and no figure uses.
 _OMITTED = {
-    "layout": {},
     "data": {},
     "ranks": {},
     "class_counts": None,
@@ -38,7 +38,13 @@ _OMITTED = {
 def write(panel: Panel, path: Path, job: Path) -> None:
     """Write the results of a complete panel of a job."""
     search = {"seconds": panel.search.seconds, "warnings": [*panel.search.warnings]}
-    head = {"job": _digest(job), "panel": panel.name, "keys": [*panel.keys], "search": search}
+    head = {
+        "job": _digest(job),
+        "panel": panel.name,
+        "keys": [*panel.keys],
+        "search": search,
+        "changes": [*panel.changes],
+    }
     lines = [head, *(_entry(run) for setting in panel.settings for run in setting.runs)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with lzma.open(path, "wt", preset=9 | lzma.PRESET_EXTREME) as file:
@@ -58,7 +64,8 @@ def read(path: Path, job: Path, keys: Sequence[str]) -> Panel | None:
     if head["job"] != _digest(job):
         return None
     search = Search(head["search"]["seconds"], head["search"]["warnings"])
-    return Panel(head["panel"], job, keys or head["keys"], settings_of(map(_run, entries)), search)
+    settings, changes = settings_of(map(_run, entries)), head.get("changes", [])
+    return Panel(head["panel"], job, keys or head["keys"], settings, search, changes=changes)
 
 
 def _digest(job: Path) -> str:
@@ -69,11 +76,13 @@ def _digest(job: Path) -> str:
 def _entry(run: RunData) -> dict:
     evaluated = np.searchsorted(run.costs["round"], run.metric_rounds)
     rows = np.union1d(evaluated, len(run.costs["round"]) - 1)  # a diverged run has rounds after the last one
+    machine = run.layout.get("machine", {})
     return {
         "sha256": hashlib.sha256(run.path.read_bytes()).hexdigest(),
         "name": run.name,
         "config": run.config,
         "versions": run.versions,
+        "machine": {key: machine[key] for key in HARDWARE if key in machine},
         "costs": {name: values[rows].tolist() for name, values in run.costs.items()},
         "evaluated": run.metric_rounds.tolist(),
         "metrics": {name: values.tolist() for name, values in run.metrics.items()},
@@ -89,6 +98,7 @@ def _run(entry: dict) -> RunData:
         name=entry["name"],
         config=entry["config"],
         versions=entry["versions"],
+        layout={"machine": entry.get("machine", {})},  # older files have none
         costs={name: np.array(values) for name, values in entry["costs"].items()},
         metric_rounds=np.array(entry["evaluated"]),
         metrics={name: np.array(values, dtype=float) for name, values in entry["metrics"].items()},
