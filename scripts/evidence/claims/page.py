@@ -44,8 +44,8 @@ STATISTICS = {
     "calls_to": "oracle calls to {metric} {target:g}",
     "bytes_to": "bytes to {metric} {target:g}",
 }
-#: Time of a repetition, with imports, set-up, evaluations and files, divided by the time of its rounds.
-#: Measured for composite_game, whose runs are short; closer to 1 for longer runs.
+#: Elapsed time of a repetition, with imports, set-up, evaluations and files, divided by the time of its
+#: rounds. Measured for composite_game, whose runs are short; closer to 1 for longer runs.
 REPETITION = 1.6
 
 
