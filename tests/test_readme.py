@@ -122,6 +122,15 @@ def test_the_artifact_appendix_lists_every_experiment():
     assert re.findall(r"^\| `(\w+)` \|", appendix, re.M) == names
 
 
+def test_files_of_the_appendix_compare_every_method_on_three_ranks():
+    from mpifed.algorithms import ALGORITHMS
+
+    appendix = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
+    files = re.search(r"`scripts/test --ranks 3 (.*?)`", appendix)[1].split()
+    names = set(re.findall(r"\w+", " ".join((ROOT / file).read_text(encoding="utf-8") for file in files)))
+    assert not {*ALGORITHMS} - names
+
+
 def test_counts_on_the_pages_are_those_of_the_package():
     from mpifed.algorithms import ALGORITHMS
     from mpifed.problems import PROBLEMS
@@ -146,7 +155,44 @@ def test_counts_on_the_pages_are_those_of_the_package():
     searches = [path.read_text() for path in (ROOT / "jobs/papers").glob("*.toml")]
     searches = [job for job in searches if "\n[tune]" in job]
     proportional = sum('budget = "proportional"' in job for job in searches)
+    same = len(searches) - proportional
+    text = " ".join(text.split())
     assert f"In {proportional} of the {len(searches)} searches" in text
+    assert f"in the other {same}, it is the same for all methods" in text
+
+
+def test_shares_of_verdicts_in_the_software_paper_are_those_of_the_generated_pages():
+    """More than 80 claims of five papers, of which fewer than half are reproduced, and more than half of the
+    statements of theorems."""
+    reproduced, claims = {}, {}
+    for name in ("experiments", "theory_experiments"):
+        page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        words = re.findall(r"^\| \[.*\| \*\*(.*?)\*\*", page, re.M)
+        reproduced[name], claims[name] = words.count("reproduced"), len(words)
+    assert claims["experiments"] > 80
+    assert reproduced["experiments"] < claims["experiments"] / 2
+    assert reproduced["theory_experiments"] > claims["theory_experiments"] / 2
+
+
+def test_times_of_the_front_page_are_those_of_the_page_of_performance():
+    """A row of the README joins the rows of two tables, without their intervals."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    table = PAGES[0].read_text(encoding="utf-8").split("## Speed")[1].split("## ")[0]
+    shown = [line.split("|")[1:-1] for line in table.splitlines() if re.match(r"\| .*\d", line)][1:]
+    assert len(shown) == 5
+    for title, *times in ([cell.strip() for cell in line] for line in shown):
+        model, _, clients = title.rpartition(", ")
+        model = model.removesuffix(" (Local-SGDA)")
+        found = [
+            [cell.partition(" (")[0] for cell in row[3:6]]
+            for row in rows
+            if row[0].removesuffix(" 60-10") == model and row[1] == clients and len(row) == 6
+        ]
+        assert [times[:3], times[3:]] == found, title
 
 
 def test_every_job_file_is_valid():

@@ -5,6 +5,7 @@ Its steps are those of the package, and the worst cases that it finds are below 
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from test_variational_theory import Affine
 from mpifed.algorithms import LESGD, LIPPAX, LSGD
 from mpifed.theory import prescribe
 
-SEARCH = runpy.run_path(str(Path(__file__).parents[2] / "scripts/evidence/worst_case.py"))
+ROOT = Path(__file__).parents[2]
+SEARCH = runpy.run_path(str(ROOT / "scripts/evidence/worst_case.py"))
 METHODS = {"wang-kale-1": LESGD, "wang-kale-2": LESGD, "wang-kale-3": LIPPAX, "wang-kale-6": LSGD}
 
 
@@ -78,3 +80,11 @@ def test_ten_times_the_step_exceeds_the_bound():
     case, one = SEARCH["Case"]("wang-kale-2", 2, 2), random_game(1, 2)
     points, _ = SEARCH["run"](case, one, {"eta": 10.0})
     assert SEARCH["error"](one, points[0]) > prescribe("wang-kale-2", L=1, sigma=0, K=2, R=2, M=2, D=1).bound
+
+
+@pytest.mark.parametrize("theorem", METHODS)
+def test_the_table_of_the_page_is_that_of_the_search(theorem):
+    row = "| " + " | ".join(SEARCH["row"](theorem, 300, 3)) + " |"
+    page = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+    # An empty cell has one space or two.
+    assert re.sub(r"\| +(?=\|)", "| ", row) in re.sub(r"\| +(?=\|)", "| ", page)

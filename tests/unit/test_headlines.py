@@ -55,7 +55,10 @@ def test_a_statement_about_the_stated_settings_needs_that_verdict():
     tuned, stated = panel(*runs(ENDS)), panel(*runs({"New": 0.1, "Best": 0.5}), name="stated")
     found = evidence(tuned, stated, than=["Best"])
     text = found.say("stated", "it")
-    assert not found.errors and "([only at the stated settings](experiments/shen2024fessgda.md#a-saddle-by-s)):" in text
+    assert (
+        not found.errors
+        and "([only at the stated settings](experiments/shen2024fessgda.md#a-saddle-by-s)):" in text
+    )
     found.say("differs", "it")
     assert found.errors == ["it: a statement 'differs' needs not reproduced, got only at the stated settings"]
 

@@ -14,6 +14,7 @@ from games import completed, configuration, simulated, started
 from mpifed import Algorithm, Blocks, Config, Record
 from mpifed.algorithms import (
     CODASCA,
+    FLRA,
     MIFA,
     SAGDA,
     SCAFFOLD,
@@ -27,6 +28,7 @@ from mpifed.algorithms import (
 from mpifed.config.job import ConfigError
 from mpifed.core.participation import systematic_sample
 from mpifed.core.problem import Minimisation
+from mpifed.problems import AffineShift
 
 CLIENTS = 4
 STEEP = torch.tensor([1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
@@ -172,6 +174,13 @@ def test_products_of_averages_are_refused(method, reason):
         with pytest.raises(ConfigError, match=reason):
             Config(algorithm=method, problem=Quadratic(), participation=law)
     Config(algorithm=method, problem=Quadratic(), participation={"cohort": 2})
+
+
+def test_clients_with_blocks_of_their_own_are_accepted():
+    """FLRA's clients store a block of the problem, y."""
+    problem = AffineShift(clients=4, dataset="digits", model="mlp")
+    for law in UNEQUAL.values():
+        Config(algorithm=FLRA(tau=2, eta_1=0.01, eta_2=0.01), problem=problem, participation=law)
 
 
 def test_stored_fields_without_declared_changes_are_refused(tmp_path):

@@ -19,6 +19,7 @@ from claims.figures import draw, draw_trends
 from claims.interval import LEVEL
 from claims.panels import SECOND, Panel, read_panel, task_title
 from claims.verdicts import (
+    HOLDS,
     NOT_RUN,
     OPEN,
     TOO_SMALL,
@@ -322,6 +323,7 @@ def _write_page(path: Path, template: str, content: Mapping[str, object]) -> Pat
         "p": p_value,
         "time": duration,
         "cell": cell,
+        "slow": on_slow_side,
         "verdict": verdict_text,
         "slug": slug,
         "table": claims_table,
@@ -334,7 +336,7 @@ def _write_page(path: Path, template: str, content: Mapping[str, object]) -> Pat
 
 #: Columns of the tables of claims after the claim itself: the text of a claim of an experiment by heading.
 COLUMNS: Mapping[str, Callable[[Section, Judged], str]] = {
-    "verdict": lambda part, one: verdict_text(one.verdict),
+    "verdict": lambda part, one: verdict_text(one.verdict) + on_slow_side(one.verdict.pair, one.claim),
     "in practice": lambda part, one: verdict_text(one.practical) if one.practical else "",
     "difference [interval]": lambda part, one: (
         interval_text(one.verdict.pair, one.claim) if one.verdict.pair else ""
@@ -410,6 +412,13 @@ def outcome(pairs: Sequence[Pair]) -> str:
     if len(found) == 1:
         return next(iter(found)) + (" against all" if len(pairs) > 1 else "")
     return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
+
+
+def on_slow_side(pair: Pair | None, claim: Claim) -> str:
+    """Return a mark for a pair that holds although its whole interval is on the slow side of the formula; else
+    ""."""
+    slow = pair and claim.law == "at least" and pair.state == HOLDS and pair.high < 0
+    return " (within the tolerance, on the slow side)" if slow else ""
 
 
 def verdict_text(found: Verdict) -> str:
