@@ -415,8 +415,7 @@ def outcome(pairs: Sequence[Pair]) -> str:
 
 
 def on_slow_side(pair: Pair | None, claim: Claim) -> str:
-    """Return a mark for a pair that holds although its whole interval is on the slow side of the formula; else
-    ""."""
+    """Return a mark for a pair that holds although its whole interval is slower than the formula; else ""."""
     slow = pair and claim.law == "at least" and pair.state == HOLDS and pair.high < 0
     return " (within the tolerance, on the slow side)" if slow else ""
 
