@@ -772,6 +772,17 @@ def test_bounds_are_as_many_times_the_measured_values_as_the_page_of_the_theory_
     assert f"{text} Theorem 6" in " ".join((ROOT / "docs/theory.md").read_text().split())
 
 
+def test_open_claims_have_a_reason_and_changed_verdicts_have_changed(books, tmp_path, monkeypatch):
+    """Of a claim with the same verdict as before, the wider question has been answered since."""
+    monkeypatch.chdir(tmp_path)  # without runs
+    found = [one for part in sections(books["papers"], {}) for one in part.claims]
+    assert len(found) == 87 and sum(one.is_open for one in found) <= 8
+    for one in found:
+        assert bool(one.claim.still_open) == one.is_open, one.claim.name
+        assert bool(one.claim.was) == bool(one.claim.because), one.claim.name
+        assert one.claim.was != one.verdict.word or (one.practical and not one.is_open), one.claim.name
+
+
 def test_exponents_of_laws_have_one_tolerance(books):
     """0.05 on both pages, and 0.02 for independence, as the page of the theory states."""
     laws = [it for book in books.values() for it in book.claims if it.law]
@@ -779,35 +790,13 @@ def test_exponents_of_laws_have_one_tolerance(books):
     assert {it.margin for it in laws if it.trend["formula"] == "1"} == {0.02}
 
 
-def test_verdicts_that_the_tolerance_changes_are_those_of_the_page(books, tmp_path, monkeypatch):
-    """The earlier tolerance of 0.1; claims that had 0.05 before are not compared."""
-    monkeypatch.chdir(tmp_path)  # without runs
-    had = {
-        "theory": [
-            "kappa_of_smoothing", "kappa_lead", "kappa_without_smoothing", "local_steps_of_proxskip",
-            "local_steps_of_fedgda_gt", "pl_pl_local_sgda_stagnates", "speedup_games",
-            "speedup_games_distance", "communication_of_fgda", "communication_of_smoothing",
-        ],
-        "papers": [it.name for it in books["papers"].claims if it.law],
-    }  # fmt: skip
-    changed = {}
-    for name, book in books.items():
-        for it in (one for one in book.claims if one.name in had[name]):
-            where = first_panel(book, it)
-            before, after = (
-                judge(dataclasses.replace(it, margin=own), where).state for own in (0.1, it.margin)
-            )
-            if before != after:
-                changed[it.name] = (before, after)
-    assert changed == dict.fromkeys(
-        ["local_steps_of_proxskip", "gap_falls_with_rounds"], ("holds", "not decided")
-    )
-
-
 def test_notes_about_the_composite_gap_are_those_of_both_jobs(books, tmp_path, monkeypatch):
-    """Its exponent, from R = 10 and from R = 40 on."""
+    """Its exponent, from R = 10 and from R = 40 on. The page of the theory says that more seeds do not reproduce
+    the claim, but that about ProxSkip."""
     monkeypatch.chdir(tmp_path)  # without runs
     gaps = {"theory": "rate_of_dual_extrapolation", "papers": "gap_falls_with_rounds"}
+    (proxskip,) = (it for it in books["theory"].claims if it.name == "local_steps_of_proxskip")
+    assert judge(proxskip, first_panel(books["theory"], proxskip)).state == "holds"
     states, exponents = {}, {}
     for name, book in books.items():
         (it,) = (one for one in book.claims if one.name == gaps[name])
@@ -816,7 +805,7 @@ def test_notes_about_the_composite_gap_are_those_of_both_jobs(books, tmp_path, m
         later = dataclasses.replace(it, where=it.where | {"rounds": [40, 160, 640]})
         exponents[name] = f"{judge(later, where).deciding.ours:.2f}"
         assert f"the exponents of both pages are {exponents[name]}" in it.note
-    assert states == {"theory": "fails", "papers": "not decided"}
+    assert states == {"theory": "fails", "papers": "fails"}
 
 
 def test_the_choice_of_the_best_setting_is_stated(books, tmp_path, monkeypatch):
