@@ -791,8 +791,8 @@ def test_exponents_of_laws_have_one_tolerance(books):
 
 
 def test_notes_about_the_composite_gap_are_those_of_both_jobs(books, tmp_path, monkeypatch):
-    """Its exponent, from R = 10 and from R = 40 on. The page of the theory says that more seeds do not reproduce
-    the claim, but that about ProxSkip."""
+    """Its exponent, from R = 10 and from R = 40 on. According to the page of the theory, more seeds do not
+    reproduce the claim, but that about ProxSkip."""
     monkeypatch.chdir(tmp_path)  # without runs
     gaps = {"theory": "rate_of_dual_extrapolation", "papers": "gap_falls_with_rounds"}
     (proxskip,) = (it for it in books["theory"].claims if it.name == "local_steps_of_proxskip")
