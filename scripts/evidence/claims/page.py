@@ -52,11 +52,12 @@ REPETITION = 1.6
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its judgement in each panel, by the panel's name, the verdict, and the answer to the wider
-    question, if it is asked."""
+    """A claim with its judgement in each panel, by the panel's name, the judgement after both searches, the
+    verdict, and the answer to the wider question, if it is asked."""
 
     claim: Claim
     judgements: dict[str, Judgement]
+    tuned: Judgement
     verdict: Verdict
     practical: Verdict | None = None
 
@@ -143,9 +144,9 @@ class Section:
             found = replace(found, detail="; ".join(filter(None, [found.detail, "the curves are not flat"])))
         margin = self.book.practical_margin(claim)
         if not margin or found.word == NOT_RUN:
-            return Judged(claim, judgements, found)
+            return Judged(claim, judgements, tuned, found)
         second = next((one for one in self.read if one.name == SECOND), None)
-        return Judged(claim, judgements, found, in_practice(claim, margin, self.read[0], second))
+        return Judged(claim, judgements, tuned, found, in_practice(claim, margin, self.read[0], second))
 
     @property
     def runs(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from claims.entries import Book, Claim
 from claims.page import Judged, Section, panels_of, slug
-from claims.panels import SECOND, Panel, restricted
+from claims.panels import Panel, restricted
 from claims.values import COSTS, mean_cost, scaled_mean, values_by_seed
 from claims.verdicts import (
     AT_STATED,
@@ -28,8 +28,6 @@ from claims.verdicts import (
     STATED,
     TOO_SMALL,
     UNDECIDED,
-    Pair,
-    with_second_search,
 )
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
@@ -175,7 +173,7 @@ class Evidence:
         for name in names:
             judged = self._claim(name)
             if part:
-                found = {one.state for one in self._pairs(judged) if part.items() <= vars(one).items()}
+                found = {one.state for one in judged.tuned.pairs if part.items() <= vars(one).items()}
             else:
                 found = {judged.verdict.word}
             allowed = KINDS[kind].states if part else KINDS[kind].words
@@ -200,7 +198,7 @@ class Evidence:
             ConfigError: there are none.
         """
         judged, states = self._claim(name), {}
-        for one in self._pairs(judged):
+        for one in judged.tuned.pairs:
             states.setdefault((one.subject, one.rival), set()).add(one.state)
         found = [
             rival
@@ -247,7 +245,7 @@ class Evidence:
 
     def exponent(self, name: str) -> float:
         """Return the measured exponent of a claim about the exponent of one method."""
-        (pair,) = self._pairs(self._claim(name))
+        (pair,) = self._claim(name).tuned.pairs
         return pair.ours
 
     def _new_section(self, experiment: str) -> Section:
@@ -268,13 +266,6 @@ class Evidence:
         if not panels or name and name not in panels:
             raise ConfigError(f"{experiment}: no results{f' of the panel {name!r}' * bool(name)}")
         return panels[name] if name else next(iter(panels.values()))
-
-    @staticmethod
-    def _pairs(judged: Judged) -> Sequence[Pair]:
-        """Return the pairs of the tuned panel, with their states after both searches."""
-        first, *_ = judged.judgements.values()
-        second = judged.judgements.get(SECOND)
-        return (with_second_search(first, second, judged.claim) if second else first).pairs
 
 
 def _brief(judged: Judged) -> str:
