@@ -277,7 +277,7 @@ class Problem:
         Returns:
             int64 ``[C]``, or ``None`` if only ``client_size`` is defined.
         """
-        return None
+        return np.ones_like(clients) if self.single_row else None
 
     def client_labels(self, client: int) -> np.ndarray | None:
         """Return the class labels of one client's samples, ``[n]`` int64 from 0; ``None`` without classes."""
@@ -322,6 +322,9 @@ class Problem:
             array.
         """
         return None
+
+    #: Whether the data of each client are one row, which then is its only minibatch for every batch size.
+    single_row: ClassVar[bool] = False
 
     #: ``strata(clients, size)`` fixes the composition of minibatches of ``size`` rows. It returns the strata
     #: of the rows, which follow each other in the data of a client: pairs of the number of rows of each
@@ -745,7 +748,7 @@ def sizes_of(problem: Problem, clients: np.ndarray) -> np.ndarray:
 def has_sizes(problem: Problem) -> bool:
     """Return whether a problem defines the numbers of its clients' samples without their data."""
     source = user_problem(problem)
-    return any(
+    return source.single_row or any(
         getattr(getattr(source, name), "__func__", None) is not getattr(Problem, name)
         for name in ("client_size", "client_sizes")
     )

@@ -223,7 +223,8 @@ class Sampler:
 
     Args:
         clients: numbers of the clients.
-        batch_size: rows per sample; 0 for all rows of the client (the exact local gradient).
+        batch_size: rows per sample; 0 for all rows of the client (the exact local gradient). At most 1 is
+            used if the clients of the problem have a single row.
         noise: additive noise or ``None``.
         noise_width: number of elements of a sample's noise.
         hosted: positions of the clients that this rank hosts. Default: all clients.
@@ -263,7 +264,9 @@ class Sampler:
         drop_last: bool = False,
     ):
         self.permutes, self.drop_last = sampling == "without_replacement", drop_last
-        self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
+        self._most_rows = 1 if user_problem(problem).single_row else sys.maxsize
+        self.problem, self.seed, self.noise = problem, seed, noise
+        self.batch_size = min(batch_size, self._most_rows)
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
@@ -278,7 +281,7 @@ class Sampler:
         self._store = ClientData(problem, self.clients, self._load, hosted, kept)
         self.sizes, self.offsets = self._store.sizes, self._store.offsets
         self._row_bytes = self._store.row_bytes
-        self.generates_samples, self._numbers_per_sample = False, batch_size
+        self.generates_samples, self._numbers_per_sample = False, self.batch_size
         self._reset()
         if len(self.clients):
             self._draw_first_sample()
@@ -409,7 +412,7 @@ class Sampler:
         """
         key = (
             self.round if round is None else round,
-            self.batch_size if size is None else size,
+            self.batch_size if size is None else min(size, self._most_rows),
             of if self.generates_samples else "",
         )
         if not isinstance(k, int):

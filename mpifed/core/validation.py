@@ -507,6 +507,9 @@ def _samples(case: Case) -> Iterator[str]:
         if errors := list(_rows("client_data", held, clients)):
             yield from errors
             return
+        if user_problem(problem).single_row and (rows := len(held[0][0])) != 1:
+            yield f"single_row is true, but client {clients[0]} has {rows} rows: expected one"
+            return
         tested = _of_package(problem.client_data) and _of_package(problem.client_rows)
         if not (tested or _same_columns(held[0], problem.client_data(clients[0]))):
             yield (

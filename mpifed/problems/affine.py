@@ -23,7 +23,7 @@ class Affine(Operator):
     solution is known, ``_set_solution``.
     """
 
-    monotone = True
+    monotone = single_row = True
     metric_names = ("err_D", "err_D_slack", "distance", "residual")
 
     def _set_mean_operator(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
@@ -32,9 +32,6 @@ class Affine(Operator):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Return z_0, the centre of the ball of :meth:`err_D`. It is drawn in :meth:`prepare`."""
         return {"z": torch.from_numpy(self._start)}
-
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
 
     def constants(self) -> dict[str, float]:
         """Return the known constants: always ``L`` and ``sigma`` = 0.
@@ -142,6 +139,6 @@ class Coupled(Affine):
         return columns, self.client_sizes(clients)
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        C, offset = batch[0][:, 0], batch[1][:, 0]  # each client has one row: all rows of a batch are equal
+        C, offset = batch[0][:, 0], batch[1][:, 0]
         x, y = z.unsqueeze(-1).split((self.dx, self.dy), dim=-2)
         return torch.cat([C @ y, -(C.mT @ x)], dim=-2).squeeze(-1) + offset

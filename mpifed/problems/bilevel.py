@@ -28,6 +28,7 @@ class QuadraticBilevel(Bilevel):
     clients: int = Field(default=10, ge=1, description="number of clients")
     heterogeneity: float = Field(default=0.5, ge=0, description="heterogeneity h of the clients")
 
+    single_row = True
     metric_names = ("error", "grad_phi", "lower_error")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -62,9 +63,6 @@ class QuadraticBilevel(Bilevel):
         """Return a row per client: A ``[C, dy, dy]``, B, c, P, Q, d and e."""
         parts = (self._A, self._B, self._c, self._P, self._Q, self._d, self._e)
         return tuple(torch.from_numpy(part[clients]) for part in parts), self.client_sizes(clients)
-
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
 
     def upper(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         P, Q, d, e = (column[0] for column in batch[3:])

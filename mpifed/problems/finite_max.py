@@ -40,6 +40,7 @@ class FiniteMax(Minimax):
 
     source = "Shen et al. 2024, eq. 2 and Theorem 3.4"
     cites = ("shen2024fessgda",)
+    single_row = True
     metric_names = ("phi_gap", "x_error", "y_error")
     sets = Sets(y=Simplex())
 
@@ -82,11 +83,8 @@ class FiniteMax(Minimax):
         P, star = (torch.from_numpy(one).expand(len(clients), *one.shape) for one in (self._P, self._x))
         return (P, torch.from_numpy(self._linear[clients]), star), self.client_sizes(clients)
 
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
-
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ∇F(x) y and F(x). All rows of a batch are the client's only row."""
+        """Return ∇F(x) y and F(x)."""
         P, linear, star = (column[:, 0] for column in batch)
         v = (x - star).unsqueeze(-2)  # [C, 1, d]
         q, c = linear.split((self.d, 1), dim=-1)

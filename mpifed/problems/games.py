@@ -109,7 +109,7 @@ class AffineGame(Affine):
         return columns, self.client_sizes(clients)
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        A, b = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only row
+        A, b = batch[0][:, 0], batch[1][:, 0]
         return (A @ z.unsqueeze(-1)).squeeze(-1) + b
 
 

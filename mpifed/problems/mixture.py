@@ -173,6 +173,7 @@ class QuadraticMixture(_Mixture):
     )
     scale: float = Field(default=1.0, ge=0, description="standard deviation of the start x_0 around x*")
 
+    single_row = True
     metric_names = ("worst_loss", "mean_loss", "loss_spread", "x_error", "y_error")
 
     def __post_init__(self):
@@ -220,11 +221,8 @@ class QuadraticMixture(_Mixture):
         columns = self._A[clients], self._g[clients], star, self._c[clients], clients
         return tuple(map(torch.from_numpy, columns)), self.client_sizes(clients)
 
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
-
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return N λ_n ∇ℓ_n(x) and N ℓ_n(x) e_n - ρ ∇r(λ). All rows of a batch are the client's only row."""
+        """Return N λ_n ∇ℓ_n(x) and N ℓ_n(x) e_n - ρ ∇r(λ)."""
         A, g, star, c, number = (column[:, 0] for column in batch)
         v, N = x - star, self.clients
         own = torch.arange(N, device=x.device) == number[:, None]

@@ -48,6 +48,7 @@ class QuadraticNCPL(Minimax):
 
     source = "Shen et al. 2024, Assumptions 2.1 to 2.4 and 3.1"
     cites = ("shen2024fessgda",)
+    single_row = True
     metric_names = ("grad_phi", "phi_gap", "x_error")
 
     def __post_init__(self):
@@ -111,11 +112,8 @@ class QuadraticNCPL(Minimax):
         columns = torch.from_numpy(self._H[clients]), torch.from_numpy(self._g[clients])
         return columns, self.client_sizes(clients)
 
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
-
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return H(x, y) + (p_n, s_n). All rows of a batch are the client's only row."""
+        """Return H(x, y) + (p_n, s_n)."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
         gradient = (H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear
         return gradient.split((self.dx, self.dy), dim=-1)
@@ -178,6 +176,7 @@ class TwoSidedPL(Minimax):
 
     source = "Shen et al. 2024, section 3.2.5; Yang, Kiyavash & He 2020"
     cites = ("shen2024fessgda", "yang2020agda")
+    single_row = True
     metric_names = ("x_error", "y_error", "error")
 
     #: Smoothness of f, attained at 0, and lower bounds of its PL constants in x and in y.
@@ -209,11 +208,8 @@ class TwoSidedPL(Minimax):
         columns = torch.from_numpy(self._t[clients]), torch.from_numpy(self._shifts[clients])
         return columns, self.client_sizes(clients)
 
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
-
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return t_n ∇f + (a_n, b_n). All rows of a batch are the client's only row."""
+        """Return t_n ∇f + (a_n, b_n)."""
         t, (a, b) = batch[0][:, 0], batch[1][:, 0].split(self.d, dim=-1)
         gx = 2 * x + 3 * torch.sin(2 * x) * torch.sin(y) ** 2
         gy = (3 * torch.sin(x) ** 2 - 10) * torch.sin(2 * y) - 8 * y

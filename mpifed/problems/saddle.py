@@ -40,6 +40,7 @@ class Saddle(Minimax):
 
     source = "Huang et al. 2024, eq. 12"
     cites = ("huang2024adafgda",)
+    single_row = True
     metric_names = ("error", "x_error", "y_error")
 
     @property
@@ -94,11 +95,8 @@ class Saddle(Minimax):
         """Return a row per client: t_k ``[C]`` and b_k ``[C, d]``."""
         return tuple(map(torch.from_numpy, self._drawn(clients))), self.client_sizes(clients)
 
-    def client_sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones_like(clients)
-
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return τx - t_k y and b_k - y - t_k x. All rows of a batch are the client's only row."""
+        """Return τx - t_k y and b_k - y - t_k x."""
         t, b = batch[0].narrow(1, 0, 1), batch[1].select(1, 0)
         return self.tau * x - t * y, b - y - t * x
 

@@ -318,6 +318,7 @@ INVALID = [
     *((Plain, changes, message) for changes, message in AUGMENTATIONS),
     *((Plain, changes, message) for changes, message in STRATA),
     (Plain, dict(client_data=lambda s, k: (torch.rand(5, 4),)), "client_data(0) returns other rows when it"),
+    (Plain, dict(single_row=True), "single_row is true, but client 0 has 5 rows: expected one"),
 ]
 
 

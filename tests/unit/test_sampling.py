@@ -125,6 +125,20 @@ def test_a_client_of_fewer_rows_than_the_batch_size_has_one_batch():
     assert ask(sampler, 4, slice(0, CLIENTS)).rows.tolist() == [5, 6, 7, 8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("batch_size, large", [(0, 4), (BATCH, 4), (1, 1)])
+def test_the_only_row_of_a_client_is_not_repeated(batch_size, large):
+    class Single(Rows):
+        single_row = True
+
+        def client_data(self, client):
+            return tuple(column[:1] for column in super().client_data(client))
+
+    made, all_clients = sampler_of(Single(), batch_size=batch_size), slice(0, CLIENTS)
+    full = made.full_sample(all_clients).batch
+    for sample in (made.samples(0, all_clients)[0], made.samples(1, all_clients, size=large)[0]):
+        assert all(map(torch.equal, sample.batch, full))
+
+
 def test_samples_without_replacement_of_rounds_drawn_ahead(monkeypatch):
     """Also of different numbers per client, as when some have finished a phase."""
     sampler, numbers = sampler_of(sampling="without_replacement"), np.array([0, 3, 1, 2, 5, 4, 1])
