@@ -11,7 +11,7 @@ from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed import Blocks, Minimax, generator
-from mpifed.algorithms import FGDA, FLRA, LESGD, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
+from mpifed.algorithms import FESSGDA, FGDA, FLRA, LESGD, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -208,7 +208,8 @@ class Shifted(Minimax):
 
     def loss(self, x, y, batch):
         inputs, targets = batch
-        targets = targets.mul_(2).sub_(1) if self.in_place == "loss" else 2 * targets - 1
+        writes = self.in_place == "loss" or (self.in_place == "large" and len(targets) > 5)
+        targets = targets.mul_(2).sub_(1) if writes else 2 * targets - 1
         return ((inputs @ x["w"] - targets - y["shift"]) ** 2).mean() - 2 * (y["shift"] ** 2).sum()
 
     def predict(self, x, y, rows):
@@ -236,6 +237,17 @@ def test_a_loss_that_writes_to_its_batch_gets_copies(method, batch_size, group):
         simulation.step()
         points.append(simulation.point())
     assert torch.equal(*points) and measures[0] == measures[1]
+
+
+def test_measures_of_all_data_give_copies_to_a_loss():
+    """No minibatch is as large as a client's data, so the checks before a run do not see that it writes."""
+    method, measured = FESSGDA(K=1, eta_xl=0.01, eta_yl=0.01, p=3.0), []
+    for in_place in ("", "large"):
+        settings = dict(oracle={"batch_size": 5}, run=DOUBLE, measures={"of": ["stationarity", "potential"]})
+        simulation = mpifed.Simulation(Shifted(in_place=in_place), method, **settings)
+        simulation.start()
+        measured.append([simulation.evaluate() for _ in range(2)])
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.parametrize("name, parameter", [("predict", "w"), ("metrics", "shift")])
