@@ -70,6 +70,14 @@ def test_command(folder, command):
     assert "FAILS" not in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(
+    "page", [PAGES[0], *(ROOT / "docs" / name for name in ("quickstart.md", "installation.md"))]
+)
+def test_pages_name_what_mpirun_needs_as_root(page):
+    needed = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    assert needed in page.read_text(encoding="utf-8")
+
+
 def test_a_file_on_two_pages_is_identical():
     texts = {}
     for page, name, text in FILES:
