@@ -250,6 +250,17 @@ def test_measures_of_all_data_give_copies_to_a_loss():
     assert measured[0] == measured[1]
 
 
+def test_scores_without_an_axis_for_the_last_row():
+    """An evaluation scores 250 rows at a time, so the last call gets one row."""
+    problem = Shifted()
+    problem.test_rows = 251
+    problem.predict = lambda x, y, rows: torch.zeros(rows.stop - rows.start, 1).squeeze()
+    simulation = mpifed.Simulation(problem, METHOD, run=DOUBLE)
+    simulation.start()
+    with pytest.raises(CollectiveError, match="use .squeeze.-1."):
+        simulation.evaluate()
+
+
 class Drawn(Shifted):
     """Regression with rows from a generator that only the caller can seed."""
 
