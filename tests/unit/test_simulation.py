@@ -261,6 +261,27 @@ def test_scores_without_an_axis_for_the_last_row():
         simulation.evaluate()
 
 
+class Squeezing(Shifted):
+    """Regression whose last client has one row, for which the loss fails."""
+
+    def client_data(self, client):
+        rows = super().client_data(client)
+        return tuple(column[:1] for column in rows) if client == 3 else rows
+
+    def loss(self, x, y, batch):
+        return super().loss(x, y, (batch[0].squeeze().flatten(1), batch[1]))
+
+
+@pytest.mark.parametrize(
+    "method, batch_size", [(METHOD, 0), (SAGDA(K=2, eta_xl=0.01, eta_yl=0.01, full_batch=True), 5)]
+)
+def test_the_gradient_on_a_single_row_is_evaluated_before_the_first_round(method, batch_size):
+    """Minibatches of 5 rows are drawn with replacement, but SAGDA also evaluates all rows."""
+    words = "gradient of Squeezing at the starting point on its single row .use .squeeze.-1. .* for client 3"
+    with pytest.raises(CollectiveError, match=words):
+        mpifed.Simulation(Squeezing(), method, oracle={"batch_size": batch_size}, run=DOUBLE)
+
+
 class Drawn(Shifted):
     """Regression with rows from a generator that only the caller can seed."""
 
