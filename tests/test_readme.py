@@ -204,6 +204,32 @@ def test_times_of_the_front_page_are_those_of_the_page_of_performance():
         assert [times[:3], times[3:]] == found, title
 
 
+def test_ratios_to_other_simulators_are_those_of_the_tables():
+    """Of one process on three processors, and of two processes on one."""
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    section = page.split("## FedAvg in other simulators")[1].split("\n## ")[0]
+    large, logistic, parts, bare = [], [], [], []
+    for line in section.splitlines():
+        title, *cells = [cell.strip() for cell in line.split("|")[1:-1]] or [""]
+        ratios = [float(cell.partition(" (")[0]) for cell in cells if re.match(r"[\d.]+ \(", cell)]
+        pfl, loops = ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]
+        if "logistic regression 60-10, 1,000 clients" in title:
+            logistic, bare = logistic + pfl, bare + loops
+            parts += [peer / loop for peer, loop in zip(pfl, loops)]
+        elif "MLP 60-64" not in title and "logistic" not in title and ratios:
+            large += pfl
+            assert all(loop < min(1, peer) for peer, loop in zip(pfl, loops))
+    assert (len(large), len(logistic)) == (13, 4)
+    text = " ".join(section.split())
+    assert f"({min(large):.2f} to {max(large):.2f})" in text
+    assert f"The factor of {int(min(logistic))} to {round(max(logistic))} of logistic" in text
+    assert f"are {round(min(bare))} to {round(max(bare))} times as fast as the bare loop" in text
+    assert f"takes 1/{min(parts):.1f} to 1/{max(parts):.1f} of the time" in text
+    paper = " ".join((ROOT / "docs/software_paper.md").read_text(encoding="utf-8").split())
+    assert f"takes {1 / max(large):.1f} to {1 / min(large):.1f} times the time of pfl-research" in paper
+    assert f"(1/{round(min(bare))} to 1/{round(max(bare))} of the time of a bare loop)" in paper
+
+
 def test_every_job_file_is_valid():
     from mpifed.config.job import Config
 
