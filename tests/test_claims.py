@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from scipy import stats
 import headlines
 import reproduce
 from claims.entries import Book, Claim, Experiment, read
+from claims.execution import execute
 from claims.figures import draw
 from claims.interval import interval, p_values, seeds_needed
 from claims.page import _settled, outcome, panels_of, sections, write
@@ -865,6 +868,19 @@ def by_claim(lines: Sequence[str]) -> dict[str, str]:
     """Return the verdicts in lines of a summary, by claim."""
     said = [re.split(" {2,}", line) for line in lines]
     return {name.partition(" (")[0]: word for word, name in said}
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_searches_on_several_ranks_start_as_root(monkeypatch, user):
+    """Open MPI's mpirun refuses to, unless two variables are set."""
+    started = []
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for name in (names := ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")):
+        monkeypatch.delenv(name, raising=False)
+    process = SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env: started.append(env) or process)
+    assert execute(["tune", "job.toml"], 2) == 0
+    assert [[env.get(name) for name in names] for env in started] == [[None if user else "1"] * 2]
 
 
 def pages(folder: Path) -> tuple[str, str]:

@@ -70,6 +70,14 @@ def test_command(folder, command):
     assert "FAILS" not in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(
+    "page", [PAGES[0], *(ROOT / "docs" / name for name in ("quickstart.md", "installation.md"))]
+)
+def test_pages_name_what_mpirun_needs_as_root(page):
+    needed = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    assert needed in page.read_text(encoding="utf-8")
+
+
 def test_a_file_on_two_pages_is_identical():
     texts = {}
     for page, name, text in FILES:
@@ -194,6 +202,32 @@ def test_times_of_the_front_page_are_those_of_the_page_of_performance():
             if row[0].removesuffix(" 60-10") == model and row[1] == clients and len(row) == 6
         ]
         assert [times[:3], times[3:]] == found, title
+
+
+def test_ratios_to_other_simulators_are_those_of_the_tables():
+    """Of one process on three processors, and of two processes on one."""
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    section = page.split("## FedAvg in other simulators")[1].split("\n## ")[0]
+    large, logistic, parts, bare = [], [], [], []
+    for line in section.splitlines():
+        title, *cells = [cell.strip() for cell in line.split("|")[1:-1]] or [""]
+        ratios = [float(cell.partition(" (")[0]) for cell in cells if re.match(r"[\d.]+ \(", cell)]
+        pfl, loops = ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]
+        if "logistic regression 60-10, 1,000 clients" in title:
+            logistic, bare = logistic + pfl, bare + loops
+            parts += [peer / loop for peer, loop in zip(pfl, loops)]
+        elif "MLP 60-64" not in title and "logistic" not in title and ratios:
+            large += pfl
+            assert all(loop < min(1, peer) for peer, loop in zip(pfl, loops))
+    assert (len(large), len(logistic)) == (13, 4)
+    text = " ".join(section.split())
+    assert f"({min(large):.2f} to {max(large):.2f})" in text
+    assert f"The factor of {int(min(logistic))} to {round(max(logistic))} of logistic" in text
+    assert f"are {round(min(bare))} to {round(max(bare))} times as fast as the bare loop" in text
+    assert f"takes 1/{min(parts):.1f} to 1/{max(parts):.1f} of the time" in text
+    paper = " ".join((ROOT / "docs/software_paper.md").read_text(encoding="utf-8").split())
+    assert f"takes {1 / max(large):.1f} to {1 / min(large):.1f} times the time of pfl-research" in paper
+    assert f"(1/{round(min(bare))} to 1/{round(max(bare))} of the time of a bare loop)" in paper
 
 
 def test_every_job_file_is_valid():

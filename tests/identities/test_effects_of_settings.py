@@ -25,6 +25,7 @@ SMALL = {
 
 
 #: (Method, setting) → why a value has no effect on the small runs, although the setting has one elsewhere.
+#: With a third entry: why it has none without that setting, or that setting has none next to it.
 ELSEWHERE = {
     ("FedMuonDA", "orthogonalize"): "auto is svd on CPUs",
     ("FedMuonDA", "iterations"): "auto uses them on GPUs",
@@ -38,6 +39,9 @@ ELSEWHERE = {
     ("FedExP", "epsilon"): "the server's step size is 1, its lower bound",
     ("FedExP", "epsilon_scaled"): "likewise",
     ("Bi2Clip", "u_g"): "displacements are shorter",
+    ("FedNova", "tau", "rho"): "one local step",
+    ("FedNormSGDA", "tau", "a"): "likewise",
+    ("FESSGDA", "eta_xg", "p"): "x hardly moves",
     ("SimFBO", "radius"): "z is inside of the ball",
     ("ShroFBO", "radius"): "likewise",
     ("SimFBO", "normalized"): "all clients take the same number of steps",
@@ -115,6 +119,10 @@ def alternatives(annotation) -> list:
     return {bool: [True, False], int: [3, 1], float: [0.31]}.get(annotation, [])
 
 
+def without(settings: dict, name: str) -> dict:
+    return {setting: value for setting, value in settings.items() if setting != name}
+
+
 def is_same(one: list, other: list) -> bool:
     """Return whether two outcomes are equal up to rounding: a few units of the last place of float32, as
     processors round differently."""
@@ -125,22 +133,43 @@ def is_same(one: list, other: list) -> bool:
     return tensors and one[2] == other[2]
 
 
+def accepted(name: str, settings: dict) -> list | None:
+    """Return the outcome, ``None`` if the settings are refused."""
+    try:
+        return outcome(name, settings)
+    except (ConfigError, ValueError):
+        return None
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_accepted_setting_of_a_method_has_an_effect(name):
+    """Also without each of the other settings that have defaults, and these next to the setting."""
     base = METHODS[name][0] | LARGER_STEPS.get(name, {})
-    before, tried = outcome(name, base), 0
-    for setting, field in settings_of(ALGORITHMS[name]).items():
+    fields, tried = settings_of(ALGORITHMS[name]), 0
+    others = [
+        other for other, value in METHODS[name][0].items()
+        if default_of(fields[other]) not in (value, base[other])
+    ]  # fmt: skip
+    before = {other: accepted(name, without(base, other)) for other in ("", *others)}
+    for setting, field in fields.items():
         default = default_of(field)
         for value in alternatives(field.annotation):
             if value in (base.get(setting, default), getattr(default, "choice_name", None)):
                 continue
-            try:
-                after = outcome(name, base | {setting: value})
-            except (ConfigError, ValueError):
+            changed = base | {setting: value}
+            if (after := accepted(name, changed)) is None:
                 continue
             tried += 1
             if (name, setting) not in ELSEWHERE:
-                assert not is_same(before, after), f"{setting} = {value} has no effect"
+                assert not is_same(before[""], after), f"{setting} = {value} has no effect"
+            for other in others:
+                rest = accepted(name, without(changed, other)) if other != setting else None
+                if rest is None or (name, setting, other) in ELSEWHERE:
+                    continue
+                if before[other] and (name, setting) not in ELSEWHERE:
+                    assert not is_same(before[other], rest), f"{setting} has no effect without {other}"
+                if (name, other) not in ELSEWHERE:
+                    assert not is_same(after, rest), f"{other} has no effect with {setting} = {value}"
     assert tried
 
 

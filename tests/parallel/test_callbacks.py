@@ -5,6 +5,7 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from resumed import bits
 
 import mpifed
@@ -105,6 +106,23 @@ class Leaving:
 class Writing:
     def on_round(self, event):
         event.point["x"][0] = 1
+
+
+class Zeroing:
+    """Writes to memory that NumPy protects, as ``torch.from_numpy`` allows."""
+
+    def on_round(self, event):
+        torch.from_numpy(event.point["x"]).zero_()
+
+
+@pytest.mark.mpi
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
+def test_points_are_copies(out, comm):
+    changed, without = (
+        mpifed.run(job(f"{out}/{len(callbacks)}"), comm, callbacks=callbacks)
+        for callbacks in ([Zeroing()], [])
+    )
+    np.testing.assert_array_equal(bits(changed), bits(without))
 
 
 @pytest.mark.mpi

@@ -117,6 +117,18 @@ def test_launchers_of_other_sites(launcher, library, kind, asked, used):
     assert ended == 0 and f" by {used}" in output, output
 
 
+@pytest.mark.parametrize("user", [0, 1000])
+def test_mpirun_starts_as_root(launcher, tmp_path, user):
+    """Open MPI's mpirun refuses to, unless two variables are set."""
+    for name, text in {"id": f"echo {user}", "mpirun": 'shift 2; exec "$@"'}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "")
+    ended, output, _ = launcher("done", MPIFED_LAUNCHER="mpirun", **allowed)
+    seen = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+    assert ended == 0 and {seen[name] for name in allowed} == {"" if user else "1"}, output
+
+
 def test_the_ranks_run_in_a_container(launcher, tmp_path):
     inside = tmp_path / "bin/inside"
     inside.write_text('#!/bin/bash\necho "in $1: $2" >&2\nshift; exec "$@"\n')

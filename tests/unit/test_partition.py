@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
 from mpifed.core.streams import generator
 from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
@@ -281,9 +282,15 @@ def test_a_named_client_without_training_samples_is_rejected():
         problem.prepare(0)
 
 
-def test_positive_classes_are_given_by_name():
-    problem = DeepAUC(dataset=lambda: load() | {"classes": ["up", "down"]}, model="linear", clients=3,
-                      partition="natural", positive_classes=["up"])  # fmt: skip
+@pytest.mark.parametrize("names", [["up", "down"], ["001", "1"]])
+def test_positive_classes_are_given_by_name(names):
+    problem = DeepAUC(dataset=lambda: load() | {"classes": names}, model="linear", clients=3,
+                      partition="natural", positive_classes=names[:1])  # fmt: skip
     problem.prepare(0)
-    assert problem.class_names() == ["up+", "down-"]
+    assert problem.class_names() == [f"{names[0]}+", f"{names[1]}-"]
     assert problem.test_labels().tolist() == (np.arange(30) % 4 // 2 == 0).tolist()
+
+
+def test_positive_classes_are_not_booleans():
+    with pytest.raises(ConfigError, match='expected names of classes in quotes, such as "True", got true'):
+        DeepAUC(dataset="digits", positive_classes=[True])

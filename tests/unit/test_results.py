@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -75,6 +77,20 @@ def test_runs_are_found_behind_links(tmp_path):
     (tmp_path / "runs/up").symlink_to(tmp_path / "runs")
     assert find_runs([tmp_path / "runs"]) == [(tmp_path / "disk/a/run.h5").resolve()]
     assert [run.folder for run in find_statuses([tmp_path / "runs"])] == [tmp_path / "runs/a"]
+
+
+def test_folders_that_cannot_be_read_cause_a_warning(tmp_path, monkeypatch, capsys):
+    def listed(path):
+        if Path(path).name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listdir(path)
+
+    write(tmp_path / "a"), write(tmp_path / "b")
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", listed)
+    assert find_runs([tmp_path]) == [(tmp_path / "a/run.h5").resolve()]
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{tmp_path / 'b'} cannot be read: Permission denied; its runs are left out" in said
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path):

@@ -500,11 +500,11 @@ algorithm = {{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }}
 
 def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch):
     """Schedules of local steps continue at the next step, for more and for fewer steps per round."""
-    steps, step = {}, Now.step
+    steps, previous, step = {}, {}, Now.step
     method = {"name": "AdaFGDA", "sync_estimator": "local"}
 
     def recorded(self, k):
-        t = step(self, k)
+        t, previous[self.round] = step(self, k), self.previous_steps
         steps.setdefault(self.round, []).extend([t] if k else [])
         return t
 
@@ -514,6 +514,7 @@ def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch
         resume(tmp_path / "run", [f"rounds={rounds}", f"algorithm.q={q}"], COMM)
     expected = {1: (1, 4), 2: (5, 8), 3: (9, 12), 4: (13, 22), 5: (23, 24)}
     assert {r: (min(numbers), max(numbers)) for r, numbers in steps.items() if r} == expected
+    assert [previous[r] for r in (2, 3, 4, 5)] == [4, 4, 4, 10]
 
 
 def test_checkpoint_of_an_earlier_version(done, without_results):

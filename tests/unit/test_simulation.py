@@ -11,7 +11,7 @@ from games import DX, Game, configuration, started
 
 import mpifed
 from mpifed import Blocks, Minimax, generator
-from mpifed.algorithms import FGDA, FLRA, LESGD, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
+from mpifed.algorithms import FESSGDA, FGDA, FLRA, LESGD, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -208,7 +208,8 @@ class Shifted(Minimax):
 
     def loss(self, x, y, batch):
         inputs, targets = batch
-        targets = targets.mul_(2).sub_(1) if self.in_place == "loss" else 2 * targets - 1
+        writes = self.in_place == "loss" or (self.in_place == "large" and len(targets) > 5)
+        targets = targets.mul_(2).sub_(1) if writes else 2 * targets - 1
         return ((inputs @ x["w"] - targets - y["shift"]) ** 2).mean() - 2 * (y["shift"] ** 2).sum()
 
     def predict(self, x, y, rows):
@@ -236,6 +237,69 @@ def test_a_loss_that_writes_to_its_batch_gets_copies(method, batch_size, group):
         simulation.step()
         points.append(simulation.point())
     assert torch.equal(*points) and measures[0] == measures[1]
+
+
+def test_measures_of_all_data_give_copies_to_a_loss():
+    """No minibatch is as large as a client's data, so the checks before a run do not see that it writes."""
+    method, measured = FESSGDA(K=1, eta_xl=0.01, eta_yl=0.01, p=3.0), []
+    for in_place in ("", "large"):
+        settings = dict(oracle={"batch_size": 5}, run=DOUBLE, measures={"of": ["stationarity", "potential"]})
+        simulation = mpifed.Simulation(Shifted(in_place=in_place), method, **settings)
+        simulation.start()
+        measured.append([simulation.evaluate() for _ in range(2)])
+    assert measured[0] == measured[1]
+
+
+def test_scores_without_an_axis_for_the_last_row():
+    """An evaluation scores 250 rows at a time, so the last call gets one row."""
+    problem = Shifted()
+    problem.test_rows = 251
+    problem.predict = lambda x, y, rows: torch.zeros(rows.stop - rows.start, 1).squeeze()
+    simulation = mpifed.Simulation(problem, METHOD, run=DOUBLE)
+    simulation.start()
+    with pytest.raises(CollectiveError, match="use .squeeze.-1."):
+        simulation.evaluate()
+
+
+class Squeezing(Shifted):
+    """Regression whose last client has one row, for which the loss fails."""
+
+    def client_data(self, client):
+        rows = super().client_data(client)
+        return tuple(column[:1] for column in rows) if client == 3 else rows
+
+    def loss(self, x, y, batch):
+        return super().loss(x, y, (batch[0].squeeze().flatten(1), batch[1]))
+
+
+@pytest.mark.parametrize(
+    "method, batch_size", [(METHOD, 0), (SAGDA(K=2, eta_xl=0.01, eta_yl=0.01, full_batch=True), 5)]
+)
+def test_the_gradient_on_a_single_row_is_evaluated_before_the_first_round(method, batch_size):
+    """Minibatches of 5 rows are drawn with replacement, but SAGDA also evaluates all rows."""
+    words = "gradient of Squeezing at the starting point on its single row .use .squeeze.-1. .* for client 3"
+    with pytest.raises(CollectiveError, match=words):
+        mpifed.Simulation(Squeezing(), method, oracle={"batch_size": batch_size}, run=DOUBLE)
+
+
+class Drawn(Shifted):
+    """Regression with rows from a generator that only the caller can seed."""
+
+    def prepare(self, seed, data_dir=None):
+        self.rows = torch.from_numpy(np.random.rand(20, 4))  # noqa: NPY002
+
+    def client_data(self, client):
+        return self.rows[:, :3], self.rows[:, 3]
+
+
+def test_global_generators_are_seeded_while_a_problem_is_prepared():
+    points = []
+    for seed in (0, 0, 3):
+        simulation = mpifed.Simulation(Drawn(), METHOD, seed=seed, oracle={"batch_size": 0}, run=DOUBLE)
+        simulation.start()
+        simulation.step()
+        points.append(simulation.point())
+    assert torch.equal(points[0], points[1]) and not torch.equal(points[0], points[2])
 
 
 @pytest.mark.parametrize("name, parameter", [("predict", "w"), ("metrics", "shift")])

@@ -12,6 +12,7 @@ from runfiles import edited
 
 import mpifed
 from mpifed import Config
+from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.core.metrics import Column
 from mpifed.core.problem import as_family, named_point
@@ -117,6 +118,30 @@ def test_metrics_as_python_functions():
     config = Config.from_table(table() | {"metrics": [largest]})
     assert [one.title for one in config.metrics] == ["largest"] and not config.metrics[0].of_scores
     assert Config(**dict(config)).metrics == config.metrics
+
+
+def test_metrics_get_copies_of_scores_and_labels(monkeypatch):
+    def writes(scores, labels):
+        scores.zero_(), labels.zero_()
+        return 0.0
+
+    def largest(scores, labels):
+        return float(scores.max()) + float(labels.max())
+
+    def metrics_that_write(self, x, predictions):
+        values = metrics(self, x, predictions)
+        predictions.zero_()
+        return values
+
+    def evaluated(**settings):
+        problem = Classification(dataset="digits", model="mlp", clients=2)
+        simulation = mpifed.Simulation(problem, FedAvg(K=1, eta=0.1), **settings)
+        simulation.start()
+        return simulation.evaluate(), simulation.details.confusion.tolist()
+
+    metrics, (expected, confusion) = Classification.metrics, evaluated(metrics=[largest])
+    monkeypatch.setattr(Classification, "metrics", metrics_that_write)
+    assert evaluated(metrics=[writes, largest]) == (expected | {"writes": 0.0}, confusion)
 
 
 @pytest.mark.parametrize(("named", "words"), [

@@ -397,24 +397,28 @@ def test_frozen_integers_are_constants():
 
 
 class Words(nn.Module):
-    """A network that reads pixels as words; ``bag`` is that of torch."""
+    """A network that reads pixels as words, by a layer with or without a bag, or by a function."""
 
-    def __init__(self, words, sparse, bag, outputs=1):
+    def __init__(self, words, sparse, kind, outputs=1):
         super().__init__()
-        layer = nn.EmbeddingBag if bag else nn.Embedding
-        self.words, self.bag = layer(words, 4, sparse=sparse), bag
+        layer = nn.EmbeddingBag if kind == "bag" else nn.Embedding
+        self.words, self.kind, self.sparse = layer(words, 4, sparse=sparse), kind, sparse
         self.head = nn.Linear(4, outputs)
 
     def forward(self, images):
-        h = self.words((images.flatten(1) * 16).long())
-        return self.head(h if self.bag else h.mean(1))
+        words = (images.flatten(1) * 16).long()
+        if self.kind == "function":
+            h = nn.functional.embedding(words, self.words.weight, sparse=self.sparse)
+        else:
+            h = self.words(words)
+        return self.head(h if self.kind == "bag" else h.mean(1))
 
 
-@pytest.mark.parametrize("bag, group", [(False, 1), (False, 2), (True, 1)])
+@pytest.mark.parametrize("kind, group", [("layer", 1), ("layer", 2), ("bag", 1), ("function", 1)])
 @pytest.mark.parametrize("words", [20, autodiff.LARGE // 4])
-def test_sparse_gradients_are_those_of_dense_embeddings(tmp_path, words, bag, group):
+def test_sparse_gradients_are_those_of_dense_embeddings(tmp_path, words, kind, group):
     sparse, dense = (
-        go(tmp_path / str(one), {"name": f"{__file__}:Words", "words": words, "sparse": one, "bag": bag},
+        go(tmp_path / str(one), {"name": f"{__file__}:Words", "words": words, "sparse": one, "kind": kind},
            group=group, rounds=1).point["x"]
         for one in (True, False)
     )  # fmt: skip
