@@ -47,6 +47,8 @@ _USER_ERRORS = (
     LaunchError,
     PluginError,
 )
+#: Codes of an :class:`OSError` that a user can fix: names that are too long, and full disks and quotas.
+_USER_ERRNOS = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT)
 
 
 def launcher_rank() -> str:
@@ -56,14 +58,16 @@ def launcher_rank() -> str:
 
 def is_user_error(error: Exception) -> bool:
     """Return whether a user can fix an error. Other errors end with a traceback and exit code 1."""
-    too_long = getattr(error, "errno", None) == errno.ENAMETOOLONG
-    return isinstance(error, _USER_ERRORS) or too_long or is_out_of_memory(error)
+    known = getattr(error, "errno", None) in _USER_ERRNOS
+    return isinstance(error, _USER_ERRORS) or known or is_out_of_memory(error)
 
 
 def describe(error: Exception) -> str:
     """Return the message of an error; for an OSError, with the name of its file."""
-    if not isinstance(error, OSError) or error.filename is None:
+    if not isinstance(error, OSError):
         return str(error)
+    if error.filename is None:  # writing to an open file, such as the output
+        return error.strerror or str(error)
     long = error.errno == errno.ENAMETOOLONG
     remedy = ": expected at most 255 bytes per name and 4,095 per path" if long else ""
     return f"cannot use {short_repr(os.fsdecode(error.filename))}: {error.strerror}{remedy}"
@@ -71,8 +75,6 @@ def describe(error: Exception) -> str:
 
 def report_and_exit(error: Exception) -> None:
     """Print the message of an error and exit with its code."""
-    from mpifed.simulation.simulation import NonFiniteError
-
     match error:
         case click.exceptions.Abort():
             _fail("interrupted", 130)
@@ -81,10 +83,11 @@ def report_and_exit(error: Exception) -> None:
             _fail(error.format_message(), error.exit_code, prefix)
         case LaunchError():
             _fail(str(error), EXIT_LAUNCH)
-        case NonFiniteError():
-            _fail(str(error), 3)
         case CollectiveError():
-            _fail(_message(error), 2)
+            # Not at the top: after Ctrl-C during the import of torch, another import of it can crash.
+            from mpifed.simulation.simulation import NonFiniteError
+
+            _fail(str(error), 3) if isinstance(error, NonFiniteError) else _fail(_message(error), 2)
         case PluginError() | ContractError():
             _fail_alone(_message(error))
         case ConfigError():

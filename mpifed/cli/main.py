@@ -94,6 +94,10 @@ def cli(context, whole):
     mpifed estimate JOB.toml           estimates of constants in theorems
     """
     context.ensure_object(dict)["traceback"] = whole
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # MKL would end the process with a message about its own files
+        raise click.UsageError("the current folder was removed: change to another folder") from None
     if context.invoked_subcommand not in _RUNS:
         release_signals()
 
@@ -300,6 +304,9 @@ def main() -> None:
         warnings.showwarning = lambda *_, **__: None  # rank 0 prints warnings, and every rank logs them
     else:
         warnings.showwarning = _warning_printer()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by `2>&-`; a file of the run must not get its descriptor
+            setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdout, sys.stderr):  # in ASCII, ‖∇Φ‖ is printed as an escape sequence
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -247,7 +247,10 @@ class CheckpointManager:
         return short or not (self.folder.path / RUN_FILE).exists()
 
     def _failure(self, reason: str, end: End | None) -> str:
-        rounds = [round_of(path) for path in self.folder.checkpoints()]
+        try:
+            rounds = [round_of(path) for path in self.folder.checkpoints()]
+        except OSError:  # a stale file handle of a file system that is no longer connected
+            rounds = [self.newest] if self.newest else []
         newest = f"the newest checkpoint is of round {max(rounds)}" if rounds else "there is no checkpoint"
         action = "continues from there" if rounds else "starts over"
         fix = f"make the folder writable; then the same command {action}" if end else "the run continues"

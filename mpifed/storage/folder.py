@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -108,6 +109,9 @@ class Folder:
     def _create(self) -> None:
         missing = [self.path, *self.path.parents]
         missing = missing[: next(i for i, place in enumerate(missing) if place.is_dir())]
+        for place in filter(os.path.lexists, missing):
+            kind = f"a link to {os.readlink(place)} that leads nowhere" if place.is_symlink() else "a file"
+            raise NotADirectoryError(errno.ENOTDIR, f"{place} is {kind}")
         self.path.mkdir(parents=True)
         self._created = True
         for place in missing:
@@ -228,4 +232,4 @@ def _is_locked(lock, text: str) -> bool | None:
 def _first_line(lock) -> str:
     """Return the first line of an open lock file."""
     text = os.pread(lock.fileno(), MAX_CHARACTERS, 0).decode(errors="replace")
-    return text.partition("\n")[0].strip()
+    return text.partition("\n")[0].strip("\0 ")  # zero after a crash of the host

@@ -1,15 +1,18 @@
 """The command line: a run with resumption and report, info, list and the marker of batch jobs."""
 
+import contextlib
 import gc
 import json
 import sys
 
+import click
 import pytest
 import small_job
 from commands import invoke, output_of
 
 from mpifed import run
 from mpifed.cli.catalogue import catalogue
+from mpifed.cli.errors import report_and_exit
 from mpifed.cli.main import main
 from mpifed.cli.options import importing
 from mpifed.config.job import Config
@@ -114,6 +117,41 @@ def test_a_successful_command_removes_the_marker_of_the_batch_script(tmp_path, m
     monkeypatch.setenv("PMIX_RANK", "1")
     main()
     assert mark.exists()
+
+
+def test_closed_streams(monkeypatch):
+    """``2>&-`` in a shell closes standard error, which then is None in Python."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    monkeypatch.setattr(sys, "argv", ["mpifed", "list"])
+    main()
+
+
+def test_the_output_is_a_file_on_a_full_disk(monkeypatch, capsys):
+    full = open("/dev/full", "w")
+    monkeypatch.setattr(sys, "stdout", full)
+    monkeypatch.setattr(sys, "argv", ["mpifed", "info", "settings"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and capsys.readouterr().err == "mpifed: No space left on device\n"
+    with contextlib.suppress(OSError):
+        full.close()
+
+
+def test_the_current_folder_was_removed(tmp_path, monkeypatch):
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    done = invoke("list")
+    assert done.exit_code == 2 and "the current folder was removed" in done.output
+
+
+def test_ctrl_c_during_the_import_of_torch(monkeypatch, capsys):
+    """Another import of a module that is partially imported fails, or crashes."""
+    monkeypatch.setitem(sys.modules, "mpifed.simulation.simulation", None)
+    with pytest.raises(SystemExit) as ended:
+        report_and_exit(click.exceptions.Abort())
+    assert ended.value.code == 130 and capsys.readouterr().err == "mpifed: interrupted\n"
 
 
 def test_imports_are_not_interrupted_by_collections():

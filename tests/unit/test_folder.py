@@ -100,6 +100,13 @@ def test_file_system_without_locks(tmp_path, monkeypatch, capsys):
     assert f"warning: {tmp_path} cannot be locked (No locks available)" in capsys.readouterr().err
 
 
+def test_lock_file_that_a_crash_of_the_host_left_zero(tmp_path, capsys):
+    (tmp_path / LOCK_FILE).write_bytes(bytes(50))
+    assert module.holder(tmp_path) == ("", False)
+    opened(tmp_path).close()
+    assert not capsys.readouterr().err
+
+
 def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
     opened(tmp_path).close()
     for name in ("checkpoint-00000004.h5.tmp.123", "run.h5.tmp.9", "checkpoint-00000002.h5", "notes.txt"):
@@ -120,10 +127,12 @@ def test_folder_of_a_run_that_never_started_is_removed(tmp_path):
 
 def test_places_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        message = f"cannot write to run.out = {place}: (Not a directory|File exists)"
-        with pytest.raises(ValueError, match=message):
-            opened(place)
+    (tmp_path / "link").symlink_to("removed")
+    for name, found in (("file", "a file"), ("link", "a link to removed that leads nowhere")):
+        for place in (tmp_path / name, tmp_path / name / "run"):
+            message = f"cannot write to run.out = {place}: {tmp_path / name} is {found}"
+            with pytest.raises(ValueError, match=message):
+                opened(place)
 
 
 @pytest.fixture
@@ -235,6 +244,20 @@ def test_error_names_the_newest_checkpoint(out, at, whole):
     at(5, lambda: shutil.rmtree(out))
     with pytest.raises(CollectiveError, match=r"there is no checkpoint; .* starts over"):
         run(job(out, overwrite=True))
+
+
+def test_stale_folder(out, monkeypatch, capsys):
+    """The run continues if the folder cannot even be listed."""
+
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Folder, "expect_held", stale)
+    monkeypatch.setattr(Folder, "checkpoints", stale)
+    monkeypatch.setattr(Folder, "results", lambda folder: [])
+    with pytest.raises(CollectiveError, match="files of round 10 .*Stale file handle.* starts over"):
+        run(job(out), resume="never")
+    assert capsys.readouterr().err.count("the run continues") == 3
 
 
 def test_lost_folder_without_checkpoints(out, at, capsys):

@@ -163,7 +163,11 @@ def test_unusual_folder_names(job, tmp_path):
         assert resume(out).path == out / "run.h5"
         shutil.rmtree(tmp_path / "a")
     (tmp_path / "loop").symlink_to("loop")
-    for name, reason in (("n" * 256, "File name too long"), ("loop", ""), ("loop/run", "Too many levels of")):
+    for name, reason in (
+        ("n" * 256, "File name too long"),
+        ("loop", "leads nowhere"),
+        ("loop/run", "leads nowhere"),
+    ):
         error = error_of("run", job, f"run.out={tmp_path / name}")
         assert "cannot write to run.out = " in error and reason in error
     with pytest.raises(ConfigError, match="without NUL characters"):
