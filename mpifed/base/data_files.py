@@ -36,8 +36,8 @@ _CHUNK = 2**20
 #: Names, in lower case, of files and folders that systems add to a folder, in addition to names with a
 #: leading dot.
 _SYSTEM = (
-    "__macosx", "@eadir", "$recycle.bin", "desktop.ini", "lost+found", "system volume information",
-    "thumbs.db",
+    "#recycle", "$recycle.bin", "@eadir", "@recycle", "__macosx", "__pycache__", "desktop.ini", "lost+found",
+    "system volume information", "thumbs.db",
 )  # fmt: skip
 #: Folders in the root folder that contain no data.
 _NO_DATA = ("dev", "proc", "sys")

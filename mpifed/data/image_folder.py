@@ -12,7 +12,7 @@ import io
 import warnings
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from pydantic import Field
 from mpifed.base.data_files import folder_chunks, is_hidden, listing
 from mpifed.base.errors import truncate
 from mpifed.base.settings import UserPath, hyperparameters
-from mpifed.data.samples import Images, Pixels, expect_all_classes, split_fields
+from mpifed.data.samples import Images, Pixels, expect_all_classes, split_fields, warn_of_names
 from mpifed.data.sources import DataError, Source, opened, parsing, warn_of_left_out
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _Archive:
         self._members: dict[str, zipfile.ZipInfo] = {}
         self.folders, hidden, outside = [], [], []
         for info in self._content.infolist():
-            path_text = info.filename.replace("\\", "/")  # some programs on Windows write backslashes
+            path_text = _plain(info.filename)
             name, parts = path_text.removeprefix(root), path_text.rstrip("/").split("/")
             if first := next((end for end, part in enumerate(parts, 1) if is_hidden(part)), 0):
                 hidden.append("/".join(parts[:first]).removeprefix(root))
@@ -118,6 +118,15 @@ class _Archive:
         """Return the content of a file."""
         _expect_length(self._members[name].file_size)  # no more bytes than stated are read
         return self._content.read(self._members[name])
+
+
+def _plain(name: str) -> str:
+    """Return the path of a member of an archive, with single slashes and without ``./``.
+
+    Some programs write ``./a/b``, and some on Windows ``a\\b``.
+    """
+    text = name.replace("\\", "/")
+    return PurePosixPath(text).as_posix() + "/" * text.endswith("/")
 
 
 _Tree = _Folder | _Archive
@@ -171,11 +180,14 @@ class _Decoded:
 
 def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
     """Open an image, reading only its header."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(io.BytesIO(tree.read(name)), formats=_FORMATS)
+        try:
+            return Image.open(io.BytesIO(tree.read(name)), formats=_FORMATS)
+        except UnidentifiedImageError as error:  # its text has an address in memory
+            raise ValueError(f"its content is none of {', '.join(_FORMATS)}") from error
 
 
 @dataclass(frozen=True)
@@ -242,6 +254,9 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
         )
     _expect_no_empty_class(tree, parts["train"])
     _warn_of_left_out(tree, parts)
+    for files in parts.values():
+        images = [*files]
+        warn_of_names([*files.values()], "among the classes", lambda row: f"{tree.path}, {images[row]}")
     classes = sorted({name for files in parts.values() for name in files.values()})
     labels = {part: np.searchsorted(classes, [*files.values()]) for part, files in parts.items()}
     expect_all_classes(classes, labels, str(tree.path))

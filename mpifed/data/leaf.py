@@ -8,7 +8,9 @@ text with the character that follows it. A text is stored as the numbers of its 
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,17 @@ class Leaf:
         tested = [user for user in names if user in test] or sorted(test)
         if not tested:
             raise DataError(f"{self.path}: expected samples in test, found none")
-        form = train[names[0]][0].shape[1:]
+        if (unknown := sorted(test.keys() - train.keys())) and len(unknown) < len(test):
+            warnings.warn(
+                f"{self.path}: {len(unknown)} of {len(test)} users in test are left out, such as "
+                f"{short_repr(unknown[0])}, as they have no samples in train",
+                stacklevel=2,
+            )
+        form = _form(train[names[0]])
         for part, users in ((train, names), (test, tested)):
-            if other := next((user for user in users if part[user][0].shape[1:] != form), None):
-                found = f"{part[other][0].shape[1:]} of the user {short_repr(other)}"
-                raise DataError(f"{self.path}: expected samples of shape {form}, found {found}")
+            if other := next((user for user in users if _form(part[user]) != form), None):
+                found = f"{_form(part[other])} of the user {short_repr(other)}"
+                raise DataError(f"{self.path}: expected {form}, found {found}")
         samples, labels = _joined(train, names)
         test_samples, test_labels = _joined(test, tested)
         text = train[names[0]][0].dtype == np.uint8
@@ -114,6 +122,13 @@ class Leaf:
         return self.path
 
 
+def _form(pair: Pair) -> str:
+    """Return a description of the form of the samples of a user, for messages."""
+    samples, _ = pair
+    kind = "texts" if samples.dtype == np.uint8 else "samples of numbers"
+    return f"{kind} of shape {samples.shape[1:]}"
+
+
 def _joined(part: dict[str, Pair], users: list[str]) -> Pair:
     samples, labels = zip(*(part[user] for user in users))
     return np.concatenate(samples).astype(np.float32), np.concatenate(labels)
@@ -142,12 +157,32 @@ def _users(source: Source, part: str) -> dict[str, Pair]:
     for name in names:
         path, content = source.read(name, expected)
         with parsing(path, expected):
-            for user, data in json.loads(bytes(content), object_pairs_hook=_unique)["user_data"].items():
+            table = json.loads(bytes(content), object_pairs_hook=_unique)
+            for user, data in table["user_data"].items():
                 if user in found:
                     raise ValueError(f"the user {short_repr(user)}, which is also in another file")
                 if data["x"] or data["y"]:
-                    found[user] = _pair(data["x"], data["y"], user)
+                    found[user] = _pair(data["x"], data["y"], user, path)
+            _expect_listed(table)
     return found
+
+
+def _expect_listed(table: dict[str, Any]) -> None:
+    """Check the lists of users and of their numbers of samples in a file, if it has both.
+
+    Raises:
+        ValueError: a user is listed or has data, but not both, or has another number of samples.
+    """
+    if "users" not in table or "num_samples" not in table:
+        return
+    listed = dict(zip_longest(table["users"], table["num_samples"]))
+    counts = {user: len(data["y"]) for user, data in table["user_data"].items()}
+    for user in listed | counts:
+        expected, count = (known.get(user, "no") for known in (listed, counts))
+        if expected != count:
+            raise ValueError(
+                f"{count} samples of the user {short_repr(user)}, and {expected} in users and num_samples"
+            )
 
 
 def _is_data(file: str) -> bool:
@@ -163,7 +198,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _pair(samples: list, labels: list, user: str) -> Pair:
+def _pair(samples: list, labels: list, user: str, path: Path) -> Pair:
     """Return the samples of a user as an array, uint8 for texts, and the labels as int64.
 
     Raises:
@@ -173,6 +208,8 @@ def _pair(samples: list, labels: list, user: str) -> Pair:
         raise ValueError(f"{len(samples)} samples and {len(labels)} labels of the user {short_repr(user)}")
     text = isinstance(samples[0], str)
     kind, described = (str, "single characters") if text else (int, "whole numbers")
+    # Some programs write all numbers as floats.
+    labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in labels]
     for row, label in enumerate(labels):
         if type(label) is not kind or (text and len(label) != 1):
             found = f"{short_repr(label)} in row {row}"
@@ -182,7 +219,8 @@ def _pair(samples: list, labels: list, user: str) -> Pair:
     if text:
         return _letters(samples, user).astype(np.uint8), _letters(labels, user)[:, 0]
     array = as_float32(
-        np.asarray(samples, dtype=np.float64), lambda *index: f"user {short_repr(user)}, row {index[0]}"
+        np.asarray(samples, dtype=np.float64),
+        lambda *index: f"{path}, user {short_repr(user)}, row {index[0]}",
     )
     if array.ndim != 2:
         raise ValueError(f"samples of the user {short_repr(user)} that are neither texts nor number lists")

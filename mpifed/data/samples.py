@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mpifed.base.errors import short_repr
+from mpifed.base.errors import short_repr, truncate
 from mpifed.core.metrics import VALIDATION
 from mpifed.core.numerics import first_non_finite
 from mpifed.core.problem import DataFile
@@ -21,9 +24,13 @@ from mpifed.data.sources import DataError
 __all__ = [
     "PARTS", "Grouping", "Images", "Labelled", "Pixels", "Split", "Table", "Texts", "as_float32",
     "encode_labels", "expect_all_classes", "expect_contiguous", "expect_labels", "hold_out", "is_decimal",
-    "owner_fields", "split_fields", "splits_of", "splits", "standardized",
+    "owner_fields", "split_fields", "splits_of", "splits", "standardized", "warn_of_names", "warn_of_scales",
 ]  # fmt: skip
 
+#: Texts, in lower case, that often stand for a missing value; they may also be names.
+MISSING = ("na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>")
+#: Size of numbers above which a warning advises to scale them, and number of rows that are inspected.
+LARGE, SCALED_ROWS = 100, 1000
 #: The splits of a data set, in the order of their use.
 PARTS = ("train", VALIDATION, "test")
 #: A decimal number in a text file. A larger exponent than :class:`decimal.Decimal` has is not accepted.
@@ -432,6 +439,73 @@ def standardized(samples: np.ndarray, train: np.ndarray) -> np.ndarray:
     constant = deviation**2 <= n * eps * deviation**2 + (n * mean * eps) ** 2
     centred = scaled - np.where(constant, known[0], mean)
     return np.where(constant, np.ldexp(centred, exponent), centred / np.where(constant, 1, deviation))
+
+
+def warn_of_names(names: Sequence[Any], what: str, where: Callable[[int], str]) -> None:
+    """Warn of names of classes, clients, groups and categories that were perhaps meant otherwise.
+
+    They begin or end with a blank, may stand for missing values, or are, apart from case and invisible
+    characters, the same number or word as another name. There is one warning per reason.
+
+    Args:
+        names: the name of each row; values of other types than texts are no names.
+        what: the origin of the names, for messages.
+        where: function that returns the place of a row, for messages.
+    """
+    counts = Counter(name for name in names if isinstance(name, str))
+    first: dict[Decimal | str, str] = {}
+    blank = [text for text in counts if text != text.strip()]
+    known = {text: first.setdefault(_meaning(text), text) for text in counts}
+    alike = {text: one for text, one in known.items() if one != text and text == text.strip()}
+    found = {
+        "begins or ends with a blank": blank,
+        "often stands for a missing value": [text for text in counts if text.lower() in MISSING],
+        f"resembles {short_repr(next(iter(alike.values()), ''))}": [*alike],
+    }
+    for reason, odd in found.items():
+        if odd:
+            rows = sum(counts[text] for text in odd)
+            others = f" with {len(odd)} such names" if len(odd) > 1 else ""
+            warnings.warn(
+                f"{where(names.index(odd[0]))}: {short_repr(odd[0])} {what} {reason} and is read as a name "
+                f"of its own ({rows} rows{others})",
+                stacklevel=3,
+            )
+
+
+def _meaning(text: str) -> Decimal | str:
+    """Return the number or the word that a name probably stands for; letters may differ in case or width."""
+    if is_decimal(text):
+        return Decimal(text.strip())
+    letters = unicodedata.normalize("NFKC", text).strip()
+    word = "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")  # invisible ones
+    return word if len(word) == 1 else word.casefold()
+
+
+def warn_of_scales(samples: np.ndarray, what: str, remedy: str, columns: Sequence[Any] = ()) -> None:
+    """Warn of numbers so large that the usual step sizes diverge, in about :data:`SCALED_ROWS` of the rows.
+
+    Args:
+        samples: ``[n, d]``, of which the standard deviations of the columns count, or arrays ``[n, ...]``
+            such as images, of which the largest number counts.
+        what: the data set, for messages.
+        remedy: how to scale the samples.
+        columns: names of the ``d`` columns; by default their numbers.
+    """
+    known = samples[:: max(1, len(samples) // SCALED_ROWS)]
+    if known.ndim > 2:
+        found, size = "the largest number of a sample", float(max(known.max(), -known.min()))
+    else:
+        deviations = known.std(axis=0, dtype=np.float64)
+        size = float(deviations.max())
+        large = [columns[column] for column in np.flatnonzero(deviations > LARGE)]
+        names = [*dict.fromkeys(map(short_repr, large))]
+        found = f"the standard deviation in column {truncate(', '.join(names))}"
+    if size > LARGE:
+        warnings.warn(
+            f"{what}: {found} is up to {size:.3g}, for which most step sizes are too large: {remedy}",
+            stacklevel=3,
+        )
 
 
 def owner_fields(

@@ -83,6 +83,8 @@ def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]
         raise
     except Exception as error:  # libraries do not document what they raise for damaged bytes
         words = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError):  # its text is the key alone
+            words = f"no {words}"
         if isinstance(error, MemoryError):
             words = f"more than fits into memory: {words}"
         if len(words) > _LONGEST:

@@ -14,6 +14,7 @@ import hashlib
 import io
 import mmap
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -188,8 +189,8 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order."""
-    return _WORD.findall(text.lower().replace("’", "'"))
+    """Return the words of a text, in order. Accents may be characters of their own."""
+    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
 
 
 @dataclass(frozen=True, eq=False)

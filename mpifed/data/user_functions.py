@@ -39,6 +39,7 @@ from mpifed.data.samples import (
     expect_labels,
     owner_fields,
     split_fields,
+    warn_of_scales,
 )
 from mpifed.data.sources import DataError, parsing
 
@@ -75,6 +76,9 @@ class UserFunction(UserObject):
             DataError: it did not return a data set, or returned different samples in two calls.
         """
         parts, classes, clients = self._returned(_as_numbers, data_dir)
+        samples = parts["train"][0]
+        remedy = "divide images by 255, or standardise the samples"
+        warn_of_scales(samples, str(self), remedy, range(1, samples.shape[1] + 1))
         return Labelled(
             **split_fields({part: tuple(map(torch.from_numpy, pair)) for part, pair in parts.items()}),
             files=self._digest(parts, classes, clients),
@@ -172,6 +176,7 @@ class UserFunction(UserObject):
 
     def _classes(self, given: Any, parts: dict[str, Pair]) -> tuple[str, ...]:
         """Return the names of the classes; empty if they are named by their numbers."""
+        given = given.tolist() if isinstance(given, np.ndarray) else given
         if given is not None and not (
             isinstance(given, list | tuple)
             and all(isinstance(one, str) for one in given)
@@ -254,6 +259,8 @@ def _described(value: Any) -> str:
     """Return a description of a value for messages."""
     if _is_array(value):
         return f"an array of type {value.dtype} and shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
     return (
         short_repr(value)
         if value is None or isinstance(value, str | int | float)

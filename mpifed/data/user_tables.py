@@ -13,17 +13,17 @@ category: all columns of its one-hot encoding are 0.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import mmap
 import re
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ from mpifed.data.samples import (
     owner_fields,
     split_fields,
     standardized,
+    warn_of_names,
+    warn_of_scales,
 )
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
 
@@ -58,16 +60,12 @@ __all__ = ["UserTable", "UserTexts"]
 
 #: The name of the label column of LIBSVM text, which has no column names.
 LABEL = "label"
-#: Standard deviation of a column above which a warning names ``standardize``.
-LARGE = 100
 #: Maximum number of distinct words in a column of words; each becomes a column.
 CATEGORIES = 256
 #: Maximum number of columns with missing values in a message.
 GAPS = 10
-#: Texts, in lower case, that often stand for a missing value; they may also be names.
-MISSING = ("na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>")
 #: Numbers with separators of thousands, or with the sign of a currency or of percents.
-_FORMATTED = re.compile(r"[-+]?[$€£¥]?\s?(\d{1,3}([,.'\s]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?")
+_FORMATTED = re.compile(r"[-+−]?[$€£¥]?\s?(\d{1,3}([,.'\s]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?")
 
 
 class Places(NamedTuple):
@@ -150,6 +148,11 @@ class _Splits:
     encoding: str = Field(
         default="utf-8-sig", description='encoding of .csv and .tsv files, such as "latin-1"'
     )
+    quoted: bool = Field(
+        default=True,
+        description="whether cells of .csv and .tsv files may be in quotation marks; false: a quotation mark "
+        "is a character of the cell",
+    )
 
     def __post_init__(self):
         if (self.test is None) == (self.split is None):
@@ -169,10 +172,11 @@ class _Splits:
         return {part: file for part, file in named.items() if isinstance(file, str)}
 
     @property
-    def format(self) -> dict[str, str]:
+    def format(self) -> dict[str, Any]:
         """The options of pandas for the format of .csv and .tsv files."""
         default = "," if _format(self.file) == "csv" else "\t"
-        return {"sep": self.separator or default, "encoding": self.encoding}
+        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
+        return {"sep": self.separator or default, "encoding": self.encoding, "quoting": quoting}
 
     @property
     def named(self) -> list[str]:
@@ -203,6 +207,27 @@ class _Splits:
         if empty := [part for part in ("train", "test") if not len(parts[part])]:
             raise DataError(f"{self.file}: expected {empty[0]} rows, found none")
         return {part: rows for part, rows in parts.items() if len(rows)}
+
+    def owners(
+        self, columns: dict[str, np.ndarray], train: np.ndarray, where: Callable[[int], str], by_value: bool
+    ) -> dict[str, Any]:
+        """Return the fields of the clients, as :func:`owner_fields`.
+
+        Warns of clients whose rows are all test rows because of the random fraction ``test``.
+        """
+        if not self.client:
+            return {}
+        clients = columns[self.client]
+        fields = owner_fields(clients, self.client, train, where, by_value)
+        lost = sorted({*encode_labels(clients, self.client, where)[0]} - {*fields["owner_names"]})
+        if lost and isinstance(self.test, float):
+            warnings.warn(
+                f"{self.file}: {len(lost)} clients are left out of training, such as {short_repr(lost[0])}, "
+                f"because test = {self.test} has drawn all their rows: use a smaller fraction, or a column "
+                "split",
+                stacklevel=2,
+            )
+        return fields
 
     def __str__(self) -> str:
         return self.file
@@ -243,8 +268,8 @@ class UserTable(_Splits):
                 "target, split, client and groups, or use a .csv, .tsv or .npz file"
             )
         if format in ("npz", "libsvm"):
-            for name in ("drop", "separator", "group_features", "missing"):
-                if getattr(self, name):
+            for name in ("drop", "separator", "encoding", "quoted", "group_features", "missing"):
+                if getattr(self, name) != getattr(type(self), name):
                     raise ValueError(f"{name} applies only to .csv and .tsv files")
         if dropped := [name for name in self.drop if name in self.named]:
             raise ValueError(
@@ -292,15 +317,17 @@ class UserTable(_Splits):
         expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
         if self.missing:
             _fill(rows, parts["train"], np.median if self.missing == "median" else np.mean)
-        if text and not self.standardize:
-            _warn_of_scales(self.file, rows)
-        samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
-        samples, labels = map(torch.from_numpy, (as_float32(_dense(samples), rows.where), labels))
+        samples = _standardized(rows, parts["train"]) if self.standardize else _dense(rows.samples)
+        samples = as_float32(samples, rows.where)
+        if not self.standardize:
+            columns = rows.names or range(1, samples.shape[1] + 1)
+            warn_of_scales(samples, self.file, "set problem.dataset.standardize = true", columns)
+        samples, labels = map(torch.from_numpy, (samples, labels))
         return Labelled(
             **split_fields({part: (samples[which], labels[which]) for part, which in parts.items()}),
             files=source.files,
             class_names=classes,
-            **owner_fields(rows.columns.get(self.client), self.client, parts["train"], where, text),
+            **self.owners(rows.columns, parts["train"], where, text),
             groups={name: _grouping(name, rows, parts, text) for name in self.groups},
         )
 
@@ -312,7 +339,9 @@ class UserTexts(_Splits):
     file: UserPath = Field(description="the file, .csv or .tsv, relative to the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
-        default=None, description="positive label; by default the second of two labels in alphabetical order"
+        default=None,
+        description="positive label; by default the larger of two numbers, or the second of two words in "
+        "alphabetical order",
     )
 
     def __post_init__(self):
@@ -337,7 +366,7 @@ class UserTexts(_Splits):
         _expect_no_gaps(table[named].isna(), places, named)
         _warn_of_names(words, places)
         columns = {name: table[name].to_numpy(object) for name in named}
-        classes, labels = encode_labels(columns[self.target], self.target, places.where)
+        classes, labels = encode_labels(columns[self.target], self.target, places.where, by_value=True)
         parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
         texts = columns[self.text]
         pairs = {part: (texts[which].tolist(), labels[which]) for part, which in parts.items()}
@@ -346,7 +375,7 @@ class UserTexts(_Splits):
         return Texts(
             **split_fields(pairs),
             files=source.files,
-            **owner_fields(columns.get(self.client), self.client, parts["train"], places.where),
+            **self.owners(columns, parts["train"], places.where, by_value=True),
         )
 
     def _positive(self, classes: Sequence[str], labels: np.ndarray) -> np.ndarray:
@@ -418,18 +447,6 @@ def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
     """
     if name not in columns:
         raise DataError(f"{file} has no column {short_repr(name)}: {suggest(name, columns)}")
-
-
-def _warn_of_scales(file: str, rows: Rows) -> None:
-    """Warn of columns whose scale makes the usual step sizes diverge."""
-    deviations = np.asarray(rows.samples).std(axis=0)
-    if len(large := np.flatnonzero(deviations > LARGE)):
-        names = dict.fromkeys(short_repr(rows.names[column]) for column in large)
-        warnings.warn(
-            f"{file}: the standard deviation in column {', '.join(names)} is up to {deviations.max():.3g}, "
-            "for which most step sizes are too large: set problem.dataset.standardize = true",
-            stacklevel=2,
-        )
 
 
 def _read_csv(
@@ -515,6 +532,8 @@ def _frame(
         options["float_precision"] = "round_trip"
     with parsing(path, expected), warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # rows with more cells than names
+        if options["quoting"] != csv.QUOTE_NONE and content.find(b'"') >= 0:
+            _expect_pairs_of_quotes(path, content, options)
         as_text = options | {"dtype": str, "na_filter": False}
         first = pd.read_csv(io.BytesIO(content), **as_text | {"header": None, "nrows": 1})
         names = first.iloc[0].tolist()
@@ -529,6 +548,41 @@ def _frame(
         known = [name for name in dict.fromkeys(named) if name in frame.columns]
         texts = pd.read_csv(io.BytesIO(content), **as_text | {"usecols": known}) if known else frame[known]
     return frame, texts
+
+
+def _expect_pairs_of_quotes(path: Path, content: bytes | mmap.mmap, options: dict) -> None:
+    """Check that a quotation mark at the beginning of a cell has a partner at its end.
+
+    If it has none, pandas reads the rows up to the next mark as one cell. Warns of cells with line breaks
+    and as many separators as whole rows have.
+
+    Raises:
+        ValueError: a cell continues after the second mark, or the file ends before it.
+    """
+    text = io.TextIOWrapper(io.BytesIO(content), options["encoding"], newline="")
+    rows = csv.reader(text, delimiter=options["sep"], strict=True)
+    limit = csv.field_size_limit(max(len(content), csv.field_size_limit()))
+    remedy = "set quoted = false if quotation marks are characters of the cells"
+    line, swallowed = 1, []
+    try:
+        for row in rows:
+            breaks = rows.line_num - line
+            if breaks and sum(cell.count(options["sep"]) for cell in row) == breaks * (len(row) - 1) > 0:
+                swallowed.append(line)
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{error} in the row that begins in line {line}: double the quotation marks inside of a quoted "
+            f"cell, or {remedy}"
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
+    if swallowed:
+        warnings.warn(
+            f"{path}: {len(swallowed)} rows have a quoted cell of several lines that look like rows, the "
+            f"first from line {swallowed[0]} on: {remedy}",
+            stacklevel=2,
+        )
 
 
 def _expect_no_gaps(gaps: pd.DataFrame, places: Places, named: Sequence[str]) -> None:
@@ -566,38 +620,10 @@ def _expect_no_gaps(gaps: pd.DataFrame, places: Places, named: Sequence[str]) ->
 def _warn_of_names(texts: pd.DataFrame, places: Places) -> None:
     """Warn of names of classes, clients, groups and categories that were perhaps meant otherwise.
 
-    They begin or end with a blank, may stand for missing values, or are, apart from case, the same number or
-    word as another name of the column. There is one warning per column and reason. NaN is no name.
+    There is one warning per column and reason. NaN is no name.
     """
     for column in texts:
-        cells = texts[column].to_numpy(object)
-        counts = Counter(cell for cell in cells if isinstance(cell, str))
-        first: dict[Decimal | str, str] = {}
-        blank = [text for text in counts if text != text.strip()]
-        known = {text: first.setdefault(_meaning(text), text) for text in counts}
-        alike = {text: one for text, one in known.items() if one != text and text == text.strip()}
-        found = {
-            "begins or ends with a blank": blank,
-            "often stands for a missing value": [text for text in counts if text.lower() in MISSING],
-            f"resembles {short_repr(next(iter(alike.values()), ''))}": [*alike],
-        }
-        for reason, odd in found.items():
-            if odd:
-                rows = sum(counts[text] for text in odd)
-                others = f" with {len(odd)} such names" if len(odd) > 1 else ""
-                warnings.warn(
-                    f"{places.where(int(np.argmax(cells == odd[0])))}: {short_repr(odd[0])} in column "
-                    f"{short_repr(column)} {reason} and is read as a name of its own ({rows} rows{others})",
-                    stacklevel=2,
-                )
-
-
-def _meaning(text: str) -> Decimal | str:
-    """Return the number or the word that a name probably stands for. Letters may differ in case only."""
-    if is_decimal(text):
-        return Decimal(text.strip())
-    word = unicodedata.normalize("NFC", text.strip())
-    return word if len(word) == 1 else word.casefold()
+        warn_of_names(texts[column].tolist(), f"in column {short_repr(column)}", places.where)
 
 
 def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:

@@ -6,6 +6,7 @@ oracle, rounds, ...) define the task. The best setting of a method is chosen sep
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Setting:
         """Number of runs that have left the problem's constraint sets."""
         return sum(bool(run.infeasible) for run in self.runs)
 
-    @property
+    @functools.cached_property
     def metrics(self) -> dict[str, Column]:
         """The metrics that all runs have, by name."""
         return {

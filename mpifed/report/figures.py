@@ -100,6 +100,8 @@ MARKERS, MARKERS_PER_LINE = "os^Dv", 8
 
 #: Number of characters of a legend that fit above a panel of ``curves.png``.
 LEGEND_CHARACTERS = 37
+#: Maximum number of metrics of ``curves.png``: a data set may have thousands of groups, each with metrics.
+MOST_METRICS = 24
 #: A figure for a paper: inches per unit (TeX's point, the unit of ``\the\columnwidth``), range of widths in
 #: inches, vector formats.
 INCHES_PER_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
@@ -130,8 +132,13 @@ def _medians(settings: Sequence[Setting], metric: str) -> np.ndarray:
 
 
 def curves(settings: Sequence[Setting], file: BinaryIO) -> None:
-    """Write a PNG with a row for each metric, of which there is at least one, and a column for each axis."""
-    metrics, axes = metrics_of(settings), axes_of(settings)
+    """Write a PNG with a row for each metric, of which there is at least one, and a column for each axis.
+
+    Of more than :data:`MOST_METRICS` metrics the first are drawn.
+    """
+    known, axes = metrics_of(settings), axes_of(settings)
+    metrics = known[:MOST_METRICS]
+    left_out = f"the first {len(metrics)} of {len(known)} metrics" if len(known) > len(metrics) else None
     width = LEGEND_CHARACTERS * len(axes)
     names = [
         textwrap.fill(escape_mathtext(name), width - 10)
@@ -145,7 +152,7 @@ def curves(settings: Sequence[Setting], file: BinaryIO) -> None:
     _panels(figure, settings, metrics, axes, text=10)
     handles = [Line2D([], [], **curve_style(number)) for number in range(len(settings))]
     place = dict(loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
-    figure.legend(handles, names, **place)
+    figure.legend(handles, names, title=left_out, **place)
     figure.savefig(file, format="png", metadata=PNG_METADATA)
 
 

@@ -91,6 +91,14 @@ def test_curves_show_every_setting_and_do_not_change_matplotlib(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+def test_many_metrics_are_not_drawn(tmp_path, drawn, monkeypatch):
+    monkeypatch.setattr(figures, "MOST_METRICS", 2)
+    few = drawn([single(tmp_path / "a", auc=decay(1), b=decay(1))])
+    many = drawn([single(tmp_path / "c", auc=decay(1), b=decay(1), d=decay(1))])
+    assert len(few.axes) == len(many.axes) and not few.legends[0].get_title().get_text()
+    assert many.legends[0].get_title().get_text() == "the first 2 of 3 metrics"
+
+
 def test_long_names_fit_above_the_panels(tmp_path, drawn):
     runs = []
     for k in (1, 2):

@@ -27,9 +27,9 @@ def picture(number: int, size: tuple[int, int] = (6, 4)) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
 
 
-def png(array: np.ndarray) -> bytes:
+def png(array: np.ndarray, format: str = "png") -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, "png")
+    Image.fromarray(array).save(buffer, format)
     return buffer.getvalue()
 
 
@@ -131,7 +131,7 @@ def test_archives_with_another_root_and_missing_archives(tmp_path):
 
 
 HIDDEN = ("train/.ipynb_checkpoints/0.png", "train/cat/.ipynb_checkpoints/0.png", "train/cat/._0.png",
-          "__MACOSX/train/cat/._0.png", "test/.bird/0.png", "train/@eaDir/0.png",
+          "__MACOSX/train/cat/._0.png", "test/.bird/0.png", "train/@eaDir/0.png", "train/#recycle/0.png",
           "lost+found/0.png")  # fmt: skip
 
 
@@ -161,6 +161,22 @@ def test_a_class_cannot_vanish(tmp_path, archive):
         PETS(tmp_path)
 
 
+@pytest.mark.parametrize("name, reason", [
+    ("cat ", "begins or ends with a blank"), ("Cat", "resembles 'Cat'"),
+])  # fmt: skip
+def test_unusual_names_of_classes_cause_a_warning(tmp_path, name, reason):
+    files = {f"{part}/{name}/{i}.png": png(picture(i)) for part in ("train", "val") for i in range(2)}
+    write(tmp_path, {one: content for one, content in tree().items() if not one.endswith(".txt")} | files)
+    with pytest.warns(UserWarning, match=f"among the classes {reason} and is read as a name of its own"):
+        PETS(tmp_path)
+
+
+def test_images_of_other_formats_with_a_known_suffix(tmp_path):
+    write(tmp_path, tree() | {"train/dog/c.png": png(picture(0), "GIF")})
+    with pytest.raises(DataError, match="c.png: .*: its content is none of JPEG, PNG, BMP, PPM"):
+        PETS(tmp_path).train[:]
+
+
 def test_links_are_followed(tmp_path):
     root = write(tmp_path, tree())
     (root / "train/dog").rename(tmp_path / "dogs")
@@ -179,13 +195,13 @@ def test_links_are_followed(tmp_path):
         PETS(tmp_path)
 
 
-def test_names_with_backslashes_in_an_archive(tmp_path):
-    """As some programs on Windows write them."""
+@pytest.mark.parametrize("old, new", [("/", "\\"), ("photos/", "./photos/"), ("photos/", "photos//")])
+def test_names_in_an_archive_as_some_programs_write_them(tmp_path, old, new):
     path = write(tmp_path, tree())
     with zipfile.ZipFile(path.with_suffix(".zip"), "w") as target:
         for name, content in tree().items():
             member = zipfile.ZipInfo()
-            member.filename = f"photos/{name}".replace("/", "\\")
+            member.filename = f"photos/{name}".replace(old, new)
             target.writestr(member, content)
     known = PETS(tmp_path).train[:]
     shutil.rmtree(path)

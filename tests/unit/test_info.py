@@ -23,7 +23,7 @@ from mpifed.config.tuning import Tune
 from mpifed.core.problem import starting_point
 
 #: Digest of the names, values and defaults of all settings. Job files of users rely on them.
-DECLARED = "38b1584a938131e3"
+DECLARED = "0ce62bbeffab8b1f"
 
 
 def info(*words) -> str:

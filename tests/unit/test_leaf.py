@@ -98,11 +98,12 @@ def test_ranking_requires_samples_of_both_sides(tmp_path):
     ({"a": {"x": [], "y": [0, 1]}}, "0 samples and 2 labels of the user 'a'"),
     ({"a": {"x": [[0.5], [1.0]], "y": [0, -1]}}, "expected labels from 0 to 1, found -1 in row 1"),
     ({"a": {"x": ["é"], "y": ["a"]}}, "the character 'é' of the user 'a'"),
-    ({"a": {"x": [[0.5]], "y": [0]}, "b": {"x": [[0.5, 1.0]], "y": [0]}}, r"found \(2,\) of the user 'b'"),
+    ({"a": {"x": [[0.5]], "y": [0]}, "b": {"x": [[0.5, 1.0]], "y": [0]}}, r"shape \(2,\) of the user 'b'"),
     ({"a": {"x": [[float("nan")]], "y": [0]}}, "expected finite numbers, found nan in row 0"),
-    ({"a": {"y": [0]}}, "LEAF's format.*found 'x'"),
+    ({"a": {"y": [0]}}, "LEAF's format.*found no 'x'"),
     ({}, "expected 1 users in train, found 0"),
-    ({"a": {"x": [[0.5], [1e39]], "y": [0, 1]}}, "user 'a', row 1: expected numbers of at most 3.4e.38"),
+    ({"a": {"x": ["a"], "y": ["b"]}}, r"expected texts of shape \(1,\), found samples of numbers"),
+    ({"a": {"x": [[0.5], [1e39]], "y": [0, 1]}}, "a.json, user 'a', row 1: expected numbers of at most"),
     ({"a": {"x": [[0.5], [1.0]], "y": [0, 10**6]}}, "train, user 'a', row 1: .* 3, found 1000000: c"),
     ({"a": {"x": [[0.5], [1.0]], "y": [0, 2**62]}}, "a.json: .*label 4611.* of the user 'a' in row 1"),
     ({"a": {"x": [[0.5], [1.0]], "y": [10**20, 0]}}, "a.json: .*label 1000.* of the user 'a' in row 0"),
@@ -113,6 +114,33 @@ def test_damaged_files_are_reported(tmp_path, users, words):
     write(tmp_path, "test", {"a": {"x": [[0.5]], "y": [0]}})
     with pytest.raises(DataError, match=words):
         Leaf(path=str(tmp_path))()
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"users": ["a", "b"], "num_samples": [2, 3]}, "no samples of the user 'b', and 3 in users and num_s"),
+    ({"num_samples": [3]}, "2 samples of the user 'a', and 3 in users and num_samples"),
+    ({"users": [], "num_samples": []}, "2 samples of the user 'a', and no in users and num_samples"),
+])  # fmt: skip
+def test_users_and_numbers_of_samples_must_be_those_in_the_lists(tmp_path, change, words):
+    (tmp_path / "train").mkdir()
+    content = json.loads(text({"a": {"x": [[0.5], [1.0]], "y": [0, 1]}}))
+    (tmp_path / "train/a.json").write_text(json.dumps(content | change))
+    with pytest.raises(DataError, match=f"a.json: expected .*, found {words}"):
+        Leaf(path=str(tmp_path))()
+
+
+def test_labels_may_be_whole_floats(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path, part, {"a": {"x": [[0.5], [1.0]], "y": [0.0, 1.0]}})
+    assert Leaf(path=str(tmp_path))().train_labels.tolist() == [0, 1]
+
+
+def test_test_users_without_training_samples_cause_a_warning(tmp_path):
+    pair = {"x": [[0.5], [1.0]], "y": [0, 1]}
+    write(tmp_path, "train", {"a": pair, "b": pair})
+    write(tmp_path, "test", {"a": pair, "c": pair, "d": pair})
+    with pytest.warns(UserWarning, match="2 of 3 users in test are left out, such as 'c', as they have no"):
+        assert len(Leaf(path=str(tmp_path))().test) == 2
 
 
 def test_missing_files_and_repeated_users_are_reported(tmp_path):

@@ -48,6 +48,7 @@ def archive(folder, words, vectors, name=VECTORS):
     ("It's GOOD, isn’t it?", ["it's", "good", "isn't", "it"]),
     ("does n't -- 'quoted' rock'n'roll", ["does", "n't", "quoted", "rock'n'roll"]),
     ("Café n°5 under_score a1 ", ["café", "n", "5", "under", "score", "a1"]),
+    ("cafe\u0301", ["café"]),
     (" ... !", []),
 ])  # fmt: skip
 def test_words_are_runs_of_letters_and_digits_in_lower_case(text, words):

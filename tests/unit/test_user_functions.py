@@ -96,7 +96,14 @@ def test_validation_classes_and_clients():
     data = read(GOOD | more)
     assert data.validation.tolist() == SAMPLES[:2].tolist() and data.validation_labels.tolist() == [0, 1]
     assert data.names == ("a", "b", "c") and data.owner_names == ("x", "y")
+    assert read(GOOD | {"classes": np.array(["a", "b", "c"])}).names == data.names
     assert data.owners.tolist() == [0, 1, 0] * 4
+
+
+def test_images_that_are_not_scaled_cause_a_warning():
+    images = np.arange(48, dtype=np.uint8).reshape(12, 1, 2, 2) * 5
+    with pytest.warns(UserWarning, match="load: the largest number of a sample is up to 235, .*by 255, or"):
+        read({"train": (images, LABELS), "test": (images, LABELS)})
 
 
 @pytest.mark.parametrize(("clients", "names"), [
@@ -131,7 +138,7 @@ ONE, FROM_1 = (SAMPLES, np.zeros(12, int)), (SAMPLES, 1 + np.arange(12) % 2)
 REFUSED = {
     "None": (None, "load returned None: expected a dictionary"),
     "an array": (SAMPLES, r"load returned an array of type float64 and shape \(12, 2\): expected a"),
-    "a pair": ((SAMPLES, LABELS), "load returned a tuple: expected a dictionary"),
+    "a pair": ((SAMPLES, LABELS), "load returned a tuple of 2: expected a dictionary"),
     "no test": ({"train": (SAMPLES, LABELS)}, "load returned no test samples: expected a dictionary"),
     "another name": (dict(GOOD, valid=1), "load returned 'valid': did you mean 'validation'"),
     "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
@@ -209,6 +216,11 @@ class Undecoded(Pictures):
         return {"picture": 1}, 0
 
 
+class Triples(Pictures):
+    def __getitem__(self, row):
+        return torch.ones(2), 0, row
+
+
 class Failing(Pictures):
     def __getitem__(self, row):
         raise OSError("no such picture")
@@ -218,6 +230,7 @@ class Failing(Pictures):
     (Uneven(), r"of one shape, found an array of type torch.float32 and shape \(2,\) in row 1"),
     (Single(), "expected a Dataset of pairs .sample, label., found an array .* in row 0"),
     (Undecoded(), "expected samples that are tensors or arrays of one shape, found a dict in row 0"),
+    (Triples(), "expected a Dataset of pairs .sample, label., found a tuple of 3 in row 0"),
     (Failing(), "load failed: OSError: no such picture\n.*raise OSError"),
 ])  # fmt: skip
 def test_errors_in_a_data_set_of_torch(dataset, says):

@@ -94,6 +94,17 @@ def test_columns_of_a_large_scale_cause_a_warning(write, recwarn):
         table()()
 
 
+def test_arrays_of_a_large_scale_cause_a_warning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(8) % 2
+    np.savez("mine.npz", samples=np.arange(48, dtype=np.uint8).reshape(8, 1, 2, 3) * 5, kind=labels)
+    with pytest.warns(UserWarning, match="mine.npz: the largest number of a sample is up to 235, for which"):
+        table(file="mine.npz")()
+    np.savez("mine.npz", samples=np.arange(16).reshape(8, 2) * [1, 100], kind=labels)
+    with pytest.warns(UserWarning, match="mine.npz: the standard deviation in column 2 is up to 458"):
+        table(file="mine.npz")()
+
+
 def test_columns_are_standardised_on_the_training_rows(write):
     write("mine.csv", lines())
     plain, scaled = table(), table(standardize=True)
@@ -163,6 +174,12 @@ def test_a_column_of_clients(write):
     assert [data.owner_names[one] for one in data.owners] == [hospitals[row] for row in train]
 
 
+def test_clients_without_training_rows_cause_a_warning(write):
+    write("mine.csv", [f"{line},{one}" for line, one in zip(lines(), ["hospital", *range(12)])])
+    with pytest.warns(UserWarning, match="3 clients are left out of training, such as '.', because test = 0"):
+        assert len(table(client="hospital")().owner_names) == 9
+
+
 ODD_NAMES = [
     ("007", "7"), ("7", "7.0"), ("1E2", "100"), ("1e400", "inf"), ("nan", "NaN"), ("NA", "None"), ("-0", "0"),
     (str(10**20), str(10**20 + 1)), (" x", "x"), ("a/b", "a-b"), ("\u00e9", "e\u0301"),
@@ -199,6 +216,8 @@ def test_whole_numbers_in_an_archive_are_names(tmp_path, monkeypatch):
     ("NA", ["sex"], "'NA' in column 'sex' often stands for a missing value and is read as"),
     ("male", ["sex"], "'male' in column 'sex' resembles 'Male' and is read as a name of its own .2 rows."),
     ("male", [], "'male' in column 'sex' resembles 'Male' and is read as a name of its own .2 rows."),
+    ("Male\u200b", [], r"'Male.u200b' in column 'sex' resembles 'Male' and is read"),
+    ("\uff2dale", [], "'\uff2dale' in column 'sex' resembles 'Male' and is read"),
 ])  # fmt: skip
 def test_unusual_names_cause_a_warning(write, name, groups, message):
     """Names of groups, and words that become columns."""
@@ -221,7 +240,7 @@ def test_there_is_one_warning_for_many_unusual_names(write):
         table(client="who")()
 
 
-@pytest.mark.parametrize("cell", ["1,000,{}00", "1.000.{}00", "${}.50", "{} %", "1 00{}"])
+@pytest.mark.parametrize("cell", ["1,000,{}00", "1.000.{}00", "${}.50", "{} %", "1 00{}", "\u2212{}"])
 def test_words_that_look_like_numbers_cause_a_warning(write, cell):
     write("mine.csv", ["a;b;kind", *(f"{i};{cell.format(i)};{i % 2}" for i in range(8))])
     with pytest.warns(UserWarning, match="and the 7 other words in column 'b' look like numbers"):
@@ -386,6 +405,9 @@ TEXTS = {
     "semicolons": (["a;kind", "1;x", "2;y"], "found one column, whose cells seem to be separated by ';'"),
     "a long row": ([*lines(), "1,2,3,4,5,6"], "found Error tokenizing .* Expected 5 fields in line 14"),
     "long rows": ([lines()[0], *(f"{one},1" for one in lines()[1:])], "expected a header line, then rows"),
+    "a quotation mark": (with_cell(3, "green", '"a" b'),
+     "mine.csv: .* found ',' expected after '\"' in the row that begins in line 4: .*set quoted = false"),
+    "an open quotation mark": (with_cell(3, "green", '"a'), "the row that begins in line 4: double"),
     "a name twice": (["a,a,kind", "1,2,x"], "two columns called 'a'"),
     "no rows": (lines(0), "found no rows"),
     "empty": ([], "expected a header line"),
@@ -435,6 +457,8 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
     (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split, client and groups"),
     (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
+    (dict(file="mine.npz", encoding="latin-1"), "encoding applies only to .csv and .tsv files"),
+    (dict(file="mine", target="label", quoted=False), "quoted applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
     (dict(file="mine.npz", groups=["a"], group_features=True), "group_features applies only to .csv and"),
     (dict(label="kind"), "has no setting 'label'"),
@@ -507,6 +531,29 @@ def test_texts_and_their_positive_label(write):
     assert data.train == [reviews[row] for row in train] and data.test == [reviews[row] for row in test]
     np.testing.assert_array_equal(data.train_labels, positive[train])
     np.testing.assert_array_equal(texts()().train_labels, 1 - positive[train])  # sad is the second label
+
+
+def test_the_larger_of_two_numbers_is_positive(write):
+    write("reviews.csv", ["review,mood", "a,+1", "b,-1", "c,+1", "d,-1"])
+    data = texts(test=0.5)()
+    labels = dict(zip(data.train + data.test, [*data.train_labels, *data.test_labels]))
+    assert labels == {"a": 1, "b": 0, "c": 1, "d": 0}
+
+
+def test_quotation_marks_that_are_characters(write):
+    """A mark at the beginning of one cell and at the end of a later one, which enclose rows for pandas."""
+    rows = ['"Good', "42", 'so "so" "so"', 'He said "no"']
+    write("reviews.tsv", ["review\tmood", *(f"{one}\t{i % 2}" for i, one in enumerate(rows))])
+    data = texts(file="reviews.tsv", test=0.5, quoted=False)()
+    assert sorted(data.train + data.test) == sorted(rows)
+    write("reviews.tsv", ["review\tmood", '"Good\t1', '42"\t0', "x\t1", "y\t0"])
+    message = "reviews.tsv: 1 rows have a quoted cell of several lines that look like rows, .* line 2 on: set"
+    with pytest.warns(UserWarning, match=message):
+        assert len(texts(file="reviews.tsv", test=0.4)().train) == 2
+    write("reviews.tsv", ["review\tmood", '"Good\nbad"\t1', '"a\tb"\t0', "x\t1", "y\t0"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        texts(file="reviews.tsv", test=0.4)()
 
 
 @pytest.mark.parametrize(("row", "options", "message"), [
