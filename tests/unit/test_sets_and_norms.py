@@ -114,6 +114,11 @@ def test_ball_of_far_points(size, radius, dtype):
     )  # fmt: skip
 
 
+def test_ball_of_a_single_far_coordinate():
+    """Its norm is finite, but the radius divided by the norm would be subnormal."""
+    assert Ball(1e-6)(torch.tensor([-3e38])).tolist() == pytest.approx([-1e-6], rel=1e-6)
+
+
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e8, 1e16, 1e30, -1e30])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_simplex_of_far_points(size, dtype):
