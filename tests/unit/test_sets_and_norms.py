@@ -56,6 +56,14 @@ def test_empty_box_is_refused():
         Box(low=0.5, high=0.5)
 
 
+def test_a_box_may_have_one_bound():
+    point = torch.tensor([-2.0, 3.0])
+    assert Box(low=0.0, high=math.inf)(point).tolist() == [0.0, 3.0]
+    assert Box(low=-math.inf, high=0.0)(point).tolist() == [-2.0, 0.0]
+    with pytest.raises(ValueError, match="low < high, got low = nan"):
+        Box(low=math.nan, high=math.inf)
+
+
 DTYPES = [torch.float32, torch.float64]
 #: Factors by which points are far outside, up to the largest number, and the smallest ones.
 SIZES = [1e-38, 1e-19, 1e-3, 1.0, 1e4, 1e8, 1e18, 1e30, 3e38]
