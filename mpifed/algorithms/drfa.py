@@ -58,6 +58,7 @@ class DRFA(Algorithm):
         default="lambda", description="weights of the clients in the snapshot"
     )
 
+    needs = {"snapshot_weights": ("a snapshot of a later step", lambda method: method.snapshot != 0)}
     source = "Deng, Kamani & Mahdavi 2020, DRFA"
     cites = ("deng2020drfa",)
     paper_cost = "up 2|x| and 1 number; down 2|x|; 2 phases; 1 gradient per step, and 1 loss per round"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.plugins import short_names
-from mpifed.base.settings import Section, config_errors, flatten
+from mpifed.base.settings import Needs, Section, config_errors, flatten
 from mpifed.config.grids import expand, first_duplicate, folder_names
 from mpifed.config.job import Config
 from mpifed.config.space import Space, space_of
@@ -71,6 +71,11 @@ class Tune(Section):
     methods: tuple[dict[str, Any], ...] = Field(
         min_length=1, description="one table per method: values, lists, ranges { low = 1e-3, high = 1.0 }"
     )
+
+    needs: ClassVar[Needs] = {
+        "budget": ("several methods", lambda tune: len(tune.methods) > 1),
+        "risk": ("seeds >= 2", lambda tune: tune.seeds > 1),
+    }
 
 
 @dataclass(frozen=True)

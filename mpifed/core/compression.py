@@ -14,6 +14,7 @@ from pydantic import Field
 
 from mpifed.base.settings import Needs, Section, choice, hyperparameters
 from mpifed.core.device import DeviceStream
+from mpifed.core.numerics import scaled_norm
 from mpifed.core.streams import Stream
 
 __all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "RandK", "TopK", "compress"]
@@ -114,13 +115,14 @@ class QSGD:
             draws: random numbers uniform in (0, 1), float64 ``[C, d]``.
             contract: whether to divide by 1 + ω.
         """
+        values, _, scale = scaled_norm(values)
         norms = _sums(values * values).sqrt()
         scaled = (values.abs() * (self.levels / norms)).clamp(max=self.levels)
         low = scaled.floor()
         levels = low + (draws < (scaled - low).double())
         size = values.shape[-1]
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels) if contract else 0.0
-        sent = values.sign() * levels * (norms / (self.levels * (1 + omega)))
+        sent = values.sign() * levels * (norms / (self.levels * (1 + omega))) / scale
         return torch.where(norms == 0, 0.0, sent)
 
 

@@ -1,5 +1,5 @@
-"""Tests for NaN and infinity, decompositions of matrices that may not be finite, and norms of vectors whose
-squares overflow."""
+"""Tests for NaN and infinity, decompositions of matrices that may not be finite, norms of vectors whose
+squares overflow, and odds of probabilities that are rounded to 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["all_finite", "first_non_finite", "scaled_norm", "where_finite"]
+__all__ = ["all_finite", "first_non_finite", "log_odds", "scaled_norm", "where_finite"]
 
 
 def all_finite(values: torch.Tensor) -> bool:
@@ -46,7 +46,23 @@ def scaled_norm(
         dim: the axes of a vector v, which the norm and the scale keep with length 1.
     """
     norm, tiny = torch.linalg.vector_norm(values, dim=dim, keepdim=True), torch.finfo(values.dtype).tiny
-    scale = torch.ones_like(norm).masked_fill(norm == torch.inf, tiny)
+    # The norm of a single element is computed without squares, so it may be finite although squares overflow.
+    scale = torch.ones_like(norm).masked_fill(norm > math.sqrt(torch.finfo(values.dtype).max), tiny)
     scale = scale.masked_fill(norm < math.sqrt(tiny), 1 / tiny)
     values = values * scale
     return values, torch.linalg.vector_norm(values, dim=dim, keepdim=True), scale
+
+
+def log_odds(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return log(p / (1 - p)) ``[n]``, where p is the softmax probability of one class per row.
+
+    p is rounded to 1 if the score of the class exceeds all others by 17 in single precision, and its
+    derivative to 0. The logarithm of the odds is accurate for all scores.
+
+    Args:
+        scores: ``[n, classes]``, at least 2 classes.
+        labels: the classes, int64 ``[n]``.
+    """
+    index = labels[:, None]
+    others = scores.scatter(1, index, -torch.inf).logsumexp(1)
+    return scores.gather(1, index)[:, 0] - others

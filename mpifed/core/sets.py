@@ -59,8 +59,12 @@ class Ball:
 class Box:
     """{v : low ≤ v_j ≤ high}."""
 
-    low: float = Field(default=-1.0, description="lower bound of every coordinate")
-    high: float = Field(default=1.0, description="upper bound of every coordinate")
+    low: float = Field(
+        default=-1.0, allow_inf_nan=True, description="lower bound of every coordinate, or -inf"
+    )
+    high: float = Field(
+        default=1.0, allow_inf_nan=True, description="upper bound of every coordinate, or inf"
+    )
 
     def __post_init__(self):
         if not self.low < self.high:

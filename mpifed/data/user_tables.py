@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.errors import expect_extra, short_repr
-from mpifed.base.settings import UserPath, hyperparameters, suggest
+from mpifed.base.settings import UserPath, default_of, hyperparameters, settings_of, suggest
 from mpifed.core.numerics import first_non_finite
 from mpifed.data.libsvm import expect_dense_memory, read_rows
 from mpifed.data.npz import read_arrays
@@ -259,6 +259,8 @@ class UserTable(_Splits):
         "default: an error; .csv and .tsv files only",
     )
 
+    needs = {"group_features": ("groups", lambda table: table.groups)}
+
     def __post_init__(self):
         super().__post_init__()
         format = _format(self.file)
@@ -268,8 +270,9 @@ class UserTable(_Splits):
                 "target, split, client and groups, or use a .csv, .tsv or .npz file"
             )
         if format in ("npz", "libsvm"):
+            fields = settings_of(type(self))
             for name in ("drop", "separator", "encoding", "quoted", "group_features", "missing"):
-                if getattr(self, name) != getattr(type(self), name):
+                if getattr(self, name) != default_of(fields[name]):
                     raise ValueError(f"{name} applies only to .csv and .tsv files")
         if dropped := [name for name in self.drop if name in self.named]:
             raise ValueError(

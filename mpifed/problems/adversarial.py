@@ -9,6 +9,10 @@ The loss is ℓ(x; u + δ) at the last δ, which is a constant in the gradient i
 maximiser). Therefore it is a minimisation problem: δ is not a block, and each sample has another δ. The loss
 jumps where an element of ∇_δ ℓ changes its sign, so finite differences may differ from its gradient.
 
+The adversary computes the gradient of -log(p / (1 - p)), where p is the probability of the sample's class. It
+is ∇_δ ℓ divided by 1 - p, which has the same signs. ∇_δ ℓ is rounded to 0 where p is rounded to 1, so that
+confident networks would seem robust.
+
 Reading: δ starts at 0, or at a point that is uniform in the box and is drawn once for each sample, so that
 the loss is a function of x and the batch alone.
 
@@ -23,6 +27,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.base.settings import problem_settings
+from mpifed.core.numerics import log_odds
 from mpifed.core.problem import Batch, Minimisation, Named
 from mpifed.core.streams import generator
 from mpifed.problems.labelled_images import LabelledImages
@@ -122,7 +127,7 @@ class AdversarialTraining(WeightDecay, LabelledImages, Minimisation):
         fixed = {name: value.detach() for name, value in x.items()}
 
         def total(delta):
-            return F.cross_entropy(self.model(fixed, samples + delta), labels, reduction="sum")
+            return -log_odds(self.model(fixed, samples + delta), labels).sum()
 
         for _ in range(steps):
             delta = delta + step * torch.func.grad(total)(delta).sign()

@@ -59,6 +59,8 @@ class TextAUC(AUC):
     )
     dimension: int = Field(default=300, ge=1, description="dimension of random vectors")
 
+    needs = {"dimension": ("random vectors", lambda problem: problem.vectors in ("auto", "random"))}
+
     source = "Zhang & Gao n.d., section 5"
     cites = ("zhang_nd_fednsgdam",)
 

@@ -157,6 +157,7 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
     expect_rounds(saved.round, config)
     old, new = _settings_in_header(saved), config.table()
     _expect_reproducible(old, config)
+    _expect_output(old["output"], config, saved.round)
     if changed := [key for key in ("seed", "problem") if old[key] != new[key]]:
         warning(
             f"{' and '.join(changed)} changed: rounds after {saved.round} may have other data and metrics"
@@ -381,6 +382,21 @@ def _numerical_settings(*tables: dict) -> list[dict]:
             names.remove("group")
     absent = {"threads": 1, **PLAIN._asdict()}
     return [{f"run.{name}": run.get(name) or absent.get(name) for name in names} for run in runs]
+
+
+def _expect_output(old: str, config: Config, round: int) -> None:
+    """Check that a changed output rule does not need the points of earlier rounds, which are not stored.
+
+    Raises:
+        ConfigError: it needs them.
+    """
+    rule = config.output_rule
+    if rule not in (old, "last") and not (rule == "average" and config.algorithm.averages):
+        raise ConfigError(
+            f"output = {rule!r} needs the points of all rounds, but {round} rounds have been completed with "
+            f"output = {old!r}, which does not store them: keep the stored value, or start over with "
+            "run.overwrite=true"
+        )
 
 
 def _expect_reproducible(old: dict, config: Config) -> None:

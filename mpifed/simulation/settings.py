@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -239,12 +240,11 @@ class SimulationSettings(Strict, BaseModel):
                 f"run.compile = {self.run.compile!r} does not support second derivatives, which bilevel "
                 "methods use: expected 'none'"
             )
-        participation = self.participation
-        drops = participation.dropout or participation.availability or participation.oversample
+        drops = np.any(self.participation.dropout or 0.0)
         if self.clock and self.clock.timeout is not None and not (self.clock.dropout or drops):
             raise ValueError(
                 "clock.timeout has no effect without clients that drop out: leave clock.timeout out, or set "
-                "clock.dropout, participation.dropout or participation.availability"
+                "clock.dropout or participation.dropout"
             )
         if self.measures and (error := self._measures_error()):
             raise ValueError(f"measures.of = {list(self.measures.of)}: {error}")

@@ -74,6 +74,20 @@ def test_the_default_step_is_a_quarter_of_the_bound(steps):
     assert torch.equal(*found) and found[0].abs().max() > 0
 
 
+@pytest.mark.parametrize("factor", [100, 1e4])
+def test_confident_networks_are_not_robust(factor):
+    """A factor of the scores does not change the adversary, although probabilities are then 0 or 1."""
+    problem = prepared(AdversarialTraining(dataset="digits", epsilon=0.1, clients=2))
+    x = {name: value.float() for name, value in linear(problem)[0].items()}
+    samples, labels = problem.client_data(0)
+    labels = problem.model(x, samples).argmax(1)  # the most confident predictions are correct
+    delta = problem.attack(x, samples, labels, torch.zeros_like(samples), 20)
+    scaled = {name: factor * value for name, value in x.items()}
+    found = problem.attack(scaled, samples, labels, torch.zeros_like(samples), 20)
+    correct = [(problem.model(x, samples + d).argmax(1) == labels).double().mean() for d in (delta, found)]
+    assert correct[0] < 0.8 and abs(correct[1] - correct[0]) < 0.05
+
+
 @pytest.mark.parametrize("settings, steps", [
     (dict(epsilon=0.3, step=2 / 255), "steps = 7"),
     (dict(epsilon=0.1, step=0.05, test_steps=1), "test_steps = 1"),

@@ -106,6 +106,16 @@ def test_zero_vectors_stay_zero(compression):
     assert torch.equal(compression(rows, draws_of((2, 5)), True), rows)
 
 
+@pytest.mark.parametrize("exponent", [-100, -70, 70, 110])
+def test_qsgd_of_vectors_whose_squares_overflow_or_underflow(exponent):
+    """A power of two is a factor of the result."""
+    rows = torch.from_numpy(generator(3, "values").standard_normal((2, 7))).float()
+    draws = draws_of(rows.shape)
+    expected = torch.ldexp(QSGD(levels=4)(rows, draws, False), torch.tensor(exponent))
+    found = QSGD(levels=4)(torch.ldexp(rows, torch.tensor(exponent)), draws, False)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("compression", [TopK(ratio=0.25), TopK(ratio=0.5), QSGD(levels=4)])
 def test_nan_is_not_hidden(compression):
     """A method that compresses its message would otherwise send 0 for NaN, and the run would not end."""

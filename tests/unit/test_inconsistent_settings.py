@@ -17,6 +17,7 @@ from mpifed.algorithms import (
     MomentumLocalSGDAPlus,
 )
 from mpifed.base.settings import build
+from mpifed.config.tuning import Tune
 from mpifed.problems import Saddle
 
 #: Settings, and the setting that has no effect.
@@ -29,6 +30,9 @@ REFUSED = [
     ("SAGDA", dict(K=1, eta_xl=0.1, eta_yl=0.1, first_variates="gradient"), "first_variates"),
     ("FedMuonDA", METHODS["FedMuonDA"][0] | dict(orthogonalize="svd", iterations=3), "iterations"),
     ("AdaMFCGD", dict(q=1, project_init=True), "project_init"),
+    ("AdaMFCGD", dict(q=1, matrix="identity", first_matrix="rho"), "first_matrix"),
+    ("AdaFGDA", dict(q=1, matrix="identity", first_matrix="identity"), "first_matrix"),
+    ("DRFA", dict(tau=2, eta=0.1, gamma=0.1, snapshot=0, snapshot_weights="uniform"), "snapshot_weights"),
 ]
 
 
@@ -60,6 +64,11 @@ CLOCK = {"bandwidth_down": 1.0, "bandwidth_up": 1.0, "gradients_per_second": 1.0
     ({"oracle": {"batch_size": 0, "sampling": "without_replacement"}}, "sampling has no effect without"),
     ({"oracle": {"drop_last": True}}, "drop_last has no effect without sampling = 'without_replacement'"),
     ({"clock": CLOCK}, "clock.timeout has no effect without clients that drop out"),
+    ({"clock": CLOCK, "participation": {"availability": {"name": "bernoulli", "probability": 0.5}}},
+     "clock.timeout has no effect without clients that drop out"),
+    ({"clock": CLOCK, "participation": {"dropout": [0.0, 0.0]}}, "clock.timeout has no effect without"),
+    ({"problem": {"name": "TextAUC", "dataset": "sst2", "vectors": "words.npz", "dimension": 50}},
+     "dimension has no effect without random vectors"),
     ({"plugins": {"anything": 3}}, "no setting 'plugins'"),
     ({"plugins": 3}, "no setting 'plugins'"),
     ({"problem": {"name": "QuadraticMixture", "divergence": "kl"}}, "divergence has no effect without rho"),
@@ -73,6 +82,15 @@ def test_settings_of_a_job_without_effect_are_refused(sections, message):
     }
     with pytest.raises(ConfigError, match=message):
         Config.from_table(job | sections)
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(risk=1.0, seeds=1), "risk has no effect without seeds >= 2"),
+    (dict(budget="proportional"), "budget has no effect without several methods"),
+])  # fmt: skip
+def test_settings_of_a_search_without_effect_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Tune(methods=[{"name": "FGDA"}], **settings)
 
 
 RATES = dict(eta_x=0.05, eta_y=0.04)

@@ -230,6 +230,23 @@ def test_state_of_another_size(done, change, difference):
     assert difference in str(error.value)
 
 
+@pytest.mark.parametrize("rule", ["average", "uniform"])
+def test_an_output_rule_that_needs_earlier_points_is_refused(folder, rule):
+    with pytest.raises(CollectiveError, match=f"'{rule}' needs the points of all rounds, but 6 rounds have"):
+        resume(folder, ["rounds=7", f"output={rule}"], COMM)
+
+
+@pytest.mark.parametrize("method, before, after", [
+    ({"name": "LSGD", "K": 2, "eta": 0.1}, "last", "average"),  # the method stores its average
+    ({"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1}, "average", "last"),
+])  # fmt: skip
+def test_an_output_rule_that_needs_no_earlier_points_may_change(tmp_path, method, before, after):
+    run(config(tmp_path / "run", 2, algorithm=method, output=before), COMM)
+    found = resume(tmp_path / "run", ["rounds=4", f"output={after}"], COMM)
+    expected = run(config(tmp_path / "whole", 4, algorithm=method, output=after), COMM)
+    assert torch.equal(found.point["x"], expected.point["x"])
+
+
 def test_other_data_of_a_resumed_run(folder, capsys):
     resume(folder, ["rounds=7", "seed=1"], COMM)
     assert "warning: seed changed: rounds after 6 may have other data" in capsys.readouterr().err

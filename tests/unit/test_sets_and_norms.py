@@ -56,6 +56,14 @@ def test_empty_box_is_refused():
         Box(low=0.5, high=0.5)
 
 
+def test_a_box_may_have_one_bound():
+    point = torch.tensor([-2.0, 3.0])
+    assert Box(low=0.0, high=math.inf)(point).tolist() == [0.0, 3.0]
+    assert Box(low=-math.inf, high=0.0)(point).tolist() == [-2.0, 0.0]
+    with pytest.raises(ValueError, match="low < high, got low = nan"):
+        Box(low=math.nan, high=math.inf)
+
+
 DTYPES = [torch.float32, torch.float64]
 #: Factors by which points are far outside, up to the largest number, and the smallest ones.
 SIZES = [1e-38, 1e-19, 1e-3, 1.0, 1e4, 1e8, 1e18, 1e30, 3e38]
@@ -112,6 +120,11 @@ def test_ball_of_far_points(size, radius, dtype):
         Ball(radius)(points).double(), torch.tensor(expected, dtype=torch.float64),
         rtol=8 * torch.finfo(dtype).eps, atol=1e-44,
     )  # fmt: skip
+
+
+def test_ball_of_a_single_far_coordinate():
+    """Its norm is finite, but the radius divided by the norm would be subnormal."""
+    assert Ball(1e-6)(torch.tensor([-3e38])).tolist() == pytest.approx([-1e-6], rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e8, 1e16, 1e30, -1e30])

@@ -460,6 +460,8 @@ def test_errors_in_files_and_columns(write, options, message):
     (dict(file="mine.npz", encoding="latin-1"), "encoding applies only to .csv and .tsv files"),
     (dict(file="mine", target="label", quoted=False), "quoted applies only to .csv and .tsv files"),
     (dict(file="mine.npz", separator=";"), "separator applies only to .csv and .tsv files"),
+    (dict(file="mine.npz", encoding="latin-1"), "encoding applies only to .csv and .tsv files"),
+    (dict(group_features=True), "group_features has no effect without groups"),
     (dict(file="mine.npz", groups=["a"], group_features=True), "group_features applies only to .csv and"),
     (dict(label="kind"), "has no setting 'label'"),
     (dict(drop=["kind"]), "drop: expected columns other than those of target, .* got 'kind'"),
