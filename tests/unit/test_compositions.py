@@ -264,6 +264,7 @@ def test_rows_hold_one_drawing_of_each_character_of_the_task(drawings):
         for i in range(3):
             inked = (images[i, :, 0].sum(-1) > 0).int()
             assert (inked.argmax(-1) == 20 * i * 28 // 105).all()  # the first row of dots of drawing i
+    assert not torch.equal(*(problem.client_data(k)[0] for k in (0, 1))), "clients have different tasks"
     assert list(problem.files) == ["images_background.npz"]
     again, other = prepared(FewShotMAML(clients=2, ways=4)), prepared(FewShotMAML(clients=2, ways=4), seed=1)
     assert torch.equal(again.client_data(1)[0][:3], problem.client_data(1)[0])
@@ -289,6 +290,23 @@ def test_loss_and_accuracy_of_a_few_images(drawings):
         assert accuracy == pytest.approx((guesses == torch.tensor([0, 1])).double().mean().item())  # float64
     broken = problem.predict(point | {"fc1.weight": point["fc1.weight"] * torch.nan}, slice(0, 1))
     assert math.isnan(problem.metrics(point, broken)["accuracy"])
+
+
+def test_accuracy_after_a_step_on_several_images():
+    """Softmax regression from 0, whose first step is the mean of (1[c = label] - 1/3) u over six images. The
+    accuracies of the other four images of each class differ from task to task."""
+    problem = prepared(FewShotMAML(dataset="digits", clients=1, ways=3, shots=2, samples=6, tests=9,
+                                   model="linear"))  # fmt: skip
+    point = named(problem, torch.zeros(3 * 64 + 3).double())
+    expected = []
+    for task in problem._held_out:
+        assert len(task) == 6
+        residuals = torch.eye(3).double() - 1 / 3
+        W = problem.eta * torch.einsum("cl,nlp->cp", residuals, task[:2].flatten(2).double()) / 6
+        guesses = (task[2:].flatten(2).double() @ W.T).argmax(-1)
+        expected.append((guesses == torch.arange(3)).double().mean().item())
+    assert len(set(expected)) > 3
+    assert problem.predict(point, slice(None)).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("settings, message", [
