@@ -19,11 +19,13 @@ from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Now
 from mpifed.core.participation import Participation
+from mpifed.core.sets import Euclidean
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.running.recorder import Recorder
 from mpifed.running.resume import final_results, open_for_run
 from mpifed.running.run import SweepOutcome, sweep
+from mpifed.simulation import coordinator
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint
 from mpifed.storage.files import parts_of_checkpoints
@@ -516,8 +518,9 @@ algorithm = {{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }}
 
 
 def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch):
-    """Schedules of local steps continue at the next step, for more and for fewer steps per round."""
-    steps, previous, step = {}, {}, Now.step
+    """Schedules of local steps and of matrices continue at the next step, for more and for fewer steps per
+    round."""
+    steps, previous, step, refreshed, refresh = {}, {}, Now.step, set(), coordinator.refresh
     method = {"name": "AdaFGDA", "sync_estimator": "local"}
 
     def recorded(self, k):
@@ -526,12 +529,14 @@ def test_steps_are_counted_across_a_change_of_their_number(tmp_path, monkeypatch
         return t
 
     monkeypatch.setattr(Now, "step", recorded)
+    monkeypatch.setattr(coordinator, "refresh", lambda *given: refreshed.add(given[-1]) or refresh(*given))
     run(config(tmp_path / "run", 3, algorithm=method | {"q": 4}), COMM)
     for rounds, q in ((4, 10), (5, 2)):
         resume(tmp_path / "run", [f"rounds={rounds}", f"algorithm.q={q}"], COMM)
     expected = {1: (1, 4), 2: (5, 8), 3: (9, 12), 4: (13, 22), 5: (23, 24)}
     assert {r: (min(numbers), max(numbers)) for r, numbers in steps.items() if r} == expected
     assert [previous[r] for r in (2, 3, 4, 5)] == [4, 4, 4, 10]
+    assert sorted(refreshed)[-5:] == [4, 8, 12, 22, 24]
 
 
 def test_checkpoint_of_an_earlier_version(done, without_results):
@@ -551,6 +556,7 @@ def test_checkpoint_of_an_earlier_version(done, without_results):
     ({"name": "LSGD"}, "x_sum"),
     ({"name": "LocalAdaSEG", "G_0": 1.0, "D": 0.1}, "x_sum"),
     ({"name": "LocalDualExtrapolation"}, "v_sum"),
+    ({"name": "FeDualEx", "shadow": False, "eta_c": 0.05}, "points"),
 ])  # fmt: skip
 def test_averages_over_steps_across_a_change_of_their_number(tmp_path, monkeypatch, method, total):
     sums, averages, function = [], [], ALGORITHMS[method["name"]].server_round
@@ -561,11 +567,25 @@ def test_averages_over_steps_across_a_change_of_their_number(tmp_path, monkeypat
         averages.append(shared.average.clone())
 
     monkeypatch.setattr(ALGORITHMS[method["name"]], "server_round", recorded)
-    rates = {} if "G_0" in method else {"eta": 0.05}
+    rates = {} if {"G_0", "eta_c"} & {*method} else {"eta": 0.05}
     run(config(tmp_path / "run", 2, algorithm=method | rates | {"K": 2}), COMM)
     resume(tmp_path / "run", ["rounds=3", "algorithm.K=6"], COMM)
     # Only rounding of the running average in float64.
     torch.testing.assert_close(averages[-1], sum(sums) / 10, rtol=1e-13, atol=1e-13)
+
+
+def test_weights_of_dual_averages_across_a_change_of_the_number_of_steps(tmp_path, monkeypatch):
+    """φ has the weight of all steps."""
+    weights, mirror = [], Euclidean.__call__
+
+    def recorded(self, dual, weight, phi):
+        weights.append(weight)
+        return mirror(self, dual, weight, phi)
+
+    monkeypatch.setattr(Euclidean, "__call__", recorded)
+    run(config(tmp_path / "run", 2, algorithm={"name": "FedDualAvg", "eta_c": 0.05, "K": 2}), COMM)
+    resume(tmp_path / "run", ["rounds=3", "algorithm.K=6"], COMM)
+    assert max(weights) == pytest.approx(10 * 0.05, rel=1e-12)
 
 
 def test_parts_of_checkpoints_are_removed_with_them(tmp_path):
