@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,6 +30,9 @@ from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
 
 __all__ = ["default_dtype", "place_clients", "prepare", "read_files", "resolve_reduction"]
+
+#: Maximum duration in seconds of a ``prepare`` that is called twice.
+FAST = 1.0
 
 
 @contextlib.contextmanager
@@ -83,7 +88,7 @@ def prepare(
         user_code_errors(name),
         reading,
     ):
-        problem.prepare(config.seed, data_folder(type(problem), config.run.data_dir))
+        again = _prepared_twice(problem, config)
         expect_memory(config, comm, device, sharing)
         check_problem(
             problem,
@@ -93,9 +98,34 @@ def prepare(
             batch_size=config.oracle.batch_size,
             weights=_weights(config.participation),
             seed=config.seed,
+            again=again,
         )
     agree_on_data(comm, files | problem.files)
     return as_family(problem, config.algorithm.family)
+
+
+def _prepared_twice(problem: Problem, config: SimulationSettings) -> Problem | None:
+    """Prepare a problem and, if this is fast and user-defined, a copy of it.
+
+    Without the copy, random numbers that do not depend on the seed would go unnoticed on one rank.
+
+    Returns:
+        The prepared copy; ``None`` without one.
+    """
+    folder, copied = data_folder(type(problem), config.run.data_dir), None
+    if (
+        not type(problem).prepare.__module__.startswith("mpifed.")
+        and type(problem).read_once is Problem.read_once
+    ):
+        with contextlib.suppress(Exception):  # a user's objects may not support copies
+            copied = copy.deepcopy(problem)
+    began = time.monotonic()
+    problem.prepare(config.seed, folder)
+    if copied is None or time.monotonic() - began > FAST:
+        return None
+    with seeded_globals(config.seed):
+        copied.prepare(config.seed, folder)
+    return copied
 
 
 def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -> AbstractContextManager:
@@ -111,7 +141,7 @@ def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -
         return contextlib.nullcontext()
 
     def read() -> Any:
-        with default_dtype(dtype), user_code_errors(type(problem).__name__):
+        with default_dtype(dtype), seeded_globals(0), user_code_errors(type(problem).__name__):
             return problem.read_once(data_folder(type(problem), config.run.data_dir))
 
     return data_read(problem, read_once_per_node(comm, read))
