@@ -46,8 +46,8 @@ from mpifed.core.streams import Stream, global_states
 from mpifed.core.writes import Writes, same_values, share_memory, tensors_of
 
 __all__ = [
-    "Case", "Check", "NotChecked", "Probe", "START", "address", "called", "check_method", "check_problem",
-    "expect_nothing", "expect_unchanged", "samples_of",
+    "Case", "Check", "NotChecked", "Probe", "START", "address", "before_call", "called", "check_method",
+    "check_problem", "expect_nothing", "expect_unchanged", "samples_of",
 ]  # fmt: skip
 
 #: Type of a field → the records that may have such fields.
@@ -81,22 +81,36 @@ def expect_nothing(returned, name: str, instead: str) -> None:
         raise ContractError(f"{name} returned a {type(returned).__name__}: it {instead} and returns nothing")
 
 
-def expect_unchanged(state: State, before: torch.Tensor, record: str, function: Callable, role: str) -> None:
-    """Raise a ContractError if a function of a method has written to a read-only record.
+def before_call(state: State) -> tuple[torch.Tensor, tuple]:
+    """Return a copy of a record's buffer and the states of the global random generators."""
+    return state.buffer.clone(), global_states()
+
+
+def expect_unchanged(
+    state: State, before: tuple[torch.Tensor, tuple], record: str, function: Callable, role: str
+) -> None:
+    """Raise a ContractError if a function of a method has written to a read-only record, or has drawn numbers
+    from a global random generator, which differ between ranks and runs.
 
     Args:
         state: the record after the call.
-        before: a copy of its buffer from before the call.
+        before: the result of :func:`before_call`.
         record: the name of the record.
         role: "client" or "server", whose function it is.
     """
-    if torch.equal(before, state.buffer):
-        return
-    field = state.layout.field_at(int((before != state.buffer).nonzero()[0]))
-    raise ContractError(
-        f"{called(function)} changed {record}.{field}: a {role} function reads `{record}` and never writes "
-        f"to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
-    )
+    values, generators = before
+    if not torch.equal(values, state.buffer):
+        field = state.layout.field_at(int((values != state.buffer).nonzero()[0]))
+        raise ContractError(
+            f"{called(function)} changed {record}.{field}: a {role} function reads `{record}` and never "
+            f"writes to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
+        )
+    if global_states() != generators:
+        raise ContractError(
+            f"{called(function)} uses a global random generator of Python, NumPy or torch, whose numbers "
+            "differ between ranks and runs: expected now.stream(purpose).normal(size)"
+            + (", now.stream(purpose, oracle.client) or oracle.normal(size)" if role == "client" else "")
+        )
 
 
 def check_method(method: Algorithm) -> None:
