@@ -16,7 +16,15 @@ from mpifed.base.errors import user_code_errors
 from mpifed.base.plugins import data_folder, plugins_of
 from mpifed.core.algorithm import counts_epochs
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import Problem, as_family, data_read, has_sizes, sizes_of, user_problem
+from mpifed.core.problem import (
+    Problem,
+    as_family,
+    data_read,
+    has_sizes,
+    initial_point,
+    sizes_of,
+    user_problem,
+)
 from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import SerialComm, collective_errors
@@ -24,7 +32,7 @@ from mpifed.parallel.devices import device_type, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.data_agreement import Files, agree_on_data, agree_on_sources
+from mpifed.simulation.data_agreement import Files, agree_on_data, agree_on_problem, agree_on_sources
 from mpifed.simulation.initial_weights import InitialWeights
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
@@ -100,7 +108,12 @@ def prepare(
             seed=config.seed,
             again=again,
         )
+        values = {}
+        if comm.size > 1 and not type(problem).__module__.startswith("mpifed."):
+            values["client_data(0)"] = problem.client_data(0)
+            values["initial()"] = initial_point(problem, config.seed).values()
     agree_on_data(comm, files | problem.files)
+    agree_on_problem(comm, problem, values)
     return as_family(problem, config.algorithm.family)
 
 
