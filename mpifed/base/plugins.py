@@ -345,6 +345,11 @@ class UserObject:
             return value
         settings = dict(value) if isinstance(value, dict) else {}
         name = settings.pop("name", None) if isinstance(value, dict) else value
+        if isinstance(value, functools.partial) and (part := cls.from_value(value.func, what)):
+            if value.args or part.is_instance:
+                raise ConfigError(f"{what}: expected functools.partial of a class or function with keywords")
+            cls._expect(part.given, settings := part.settings | value.keywords, f"{what} {part}")
+            return cls(part.name, part.digest, settings, part.given)
         if not isinstance(name, str):
             return cls._from_instance(value)
         if not is_user_defined(name):

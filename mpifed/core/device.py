@@ -21,8 +21,13 @@ PINNED = 2**24
 
 
 def as_tensor(values: Any) -> torch.Tensor:
-    """Return values as a tensor; arrays of a byte order or strides that torch does not have are copied."""
+    """Return values as a tensor; arrays of a byte order or strides that torch does not have are copied.
+
+    Unsigned integers of 16 to 64 bits, with which torch does not calculate, become int64.
+    """
     if isinstance(values, np.ndarray):
+        if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+            values = values.astype(np.int64)
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         values = values.copy() if min(values.strides, default=0) < 0 else values
     return torch.as_tensor(values)

@@ -45,13 +45,14 @@ from mpifed.base.nested import mapped
 from mpifed.core.device import as_tensor
 from mpifed.core.records import Blocks
 from mpifed.core.sets import IndicatorOf, Separable, Sets, Zero
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import Stream, generator, seeded_globals
 
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
-    "has_sizes", "listed_clients", "network_constants", "network_parameters", "on_stored_data", "rows_of",
-    "seed_of_preparation", "sizes_of", "starting_point", "user_point", "user_problem", "with_network_weights",
+    "has_sizes", "initial_point", "listed_clients", "network_constants", "network_parameters",
+    "on_stored_data", "rows_of", "seed_of_preparation", "sizes_of", "starting_point", "user_point",
+    "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -791,12 +792,18 @@ def is_analytic(problem: Problem) -> bool:
     return isinstance(problem, Operator) or getattr(problem, "gradients", None) is not None
 
 
+def initial_point(problem: Problem, seed: int) -> dict[str, torch.Tensor]:
+    """Return the result of ``problem.initial`` for a seed of the run, which also seeds global generators."""
+    with seeded_globals(seed):
+        return problem.initial(generator(seed, "initial"))
+
+
 def starting_point(problem: Problem, dtype, device="cpu", seed: int = 0) -> list[torch.Tensor]:
     """Return the starting point of a run with this seed, one flat vector ``[d]`` per block.
 
     Checks before a run use the seed 0.
     """
-    start = problem.initial(generator(seed, "initial"))
+    start = initial_point(problem, seed)
     return [
         as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)
         for block, size in problem.variables().sizes.items()

@@ -9,6 +9,8 @@ Python or torch explain are not checked here.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,6 +30,7 @@ from mpifed.core.problem import (
     as_family,
     defines,
     has_sizes,
+    initial_point,
     is_analytic,
     network_block,
     on_stored_data,
@@ -39,12 +42,12 @@ from mpifed.core.problem import (
 from mpifed.core.records import Adaptive, Blocks, Compressed, NotSent, Record, State, Stored, WithinRound
 from mpifed.core.sample_words import AddressedBatch, SampleWords, with_dropout_words
 from mpifed.core.sets import MIRRORS, PROXIMALS, BlockMirror, Blockwise, Zero
-from mpifed.core.streams import Stream, generator, global_states
+from mpifed.core.streams import Stream, global_states
 from mpifed.core.writes import Writes, same_values, share_memory, tensors_of
 
 __all__ = [
-    "Case", "Check", "NotChecked", "Probe", "START", "address", "called", "check_method", "check_problem",
-    "expect_nothing", "expect_unchanged", "samples_of",
+    "Case", "Check", "NotChecked", "Probe", "START", "address", "before_call", "called", "check_method",
+    "check_problem", "expect_nothing", "expect_unchanged", "samples_of",
 ]  # fmt: skip
 
 #: Type of a field → the records that may have such fields.
@@ -78,22 +81,36 @@ def expect_nothing(returned, name: str, instead: str) -> None:
         raise ContractError(f"{name} returned a {type(returned).__name__}: it {instead} and returns nothing")
 
 
-def expect_unchanged(state: State, before: torch.Tensor, record: str, function: Callable, role: str) -> None:
-    """Raise a ContractError if a function of a method has written to a read-only record.
+def before_call(state: State) -> tuple[torch.Tensor, tuple]:
+    """Return a copy of a record's buffer and the states of the global random generators."""
+    return state.buffer.clone(), global_states()
+
+
+def expect_unchanged(
+    state: State, before: tuple[torch.Tensor, tuple], record: str, function: Callable, role: str
+) -> None:
+    """Raise a ContractError if a function of a method has written to a read-only record, or has drawn numbers
+    from a global random generator, which differ between ranks and runs.
 
     Args:
         state: the record after the call.
-        before: a copy of its buffer from before the call.
+        before: the result of :func:`before_call`.
         record: the name of the record.
         role: "client" or "server", whose function it is.
     """
-    if torch.equal(before, state.buffer):
-        return
-    field = state.layout.field_at(int((before != state.buffer).nonzero()[0]))
-    raise ContractError(
-        f"{called(function)} changed {record}.{field}: a {role} function reads `{record}` and never writes "
-        f"to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
-    )
+    values, generators = before
+    if not torch.equal(values, state.buffer):
+        field = state.layout.field_at(int((values != state.buffer).nonzero()[0]))
+        raise ContractError(
+            f"{called(function)} changed {record}.{field}: a {role} function reads `{record}` and never "
+            f"writes to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
+        )
+    if global_states() != generators:
+        raise ContractError(
+            f"{called(function)} uses a global random generator of Python, NumPy or torch, whose numbers "
+            "differ between ranks and runs: expected now.stream(purpose).normal(size)"
+            + (", now.stream(purpose, oracle.client) or oracle.normal(size)" if role == "client" else "")
+        )
 
 
 def check_method(method: Algorithm) -> None:
@@ -228,6 +245,7 @@ class Case:
         seed: seed of the run, for the start of a dual method. Other checks use the seed 0.
         rounding: accepted relative difference of values that differ by rounding; the default is well above
             that of float32.
+        again: the problem, prepared a second time; ``None`` if it is prepared once only.
     """
 
     problem: Any
@@ -238,6 +256,7 @@ class Case:
     weights: str = "uniform"
     seed: int = 0
     rounding: float = 1e-3
+    again: Any = None
 
     @property
     def clients(self) -> list[int]:
@@ -248,6 +267,15 @@ class Case:
     def start(self) -> list[torch.Tensor]:
         """A copy of the starting point, one flat vector ``[d]`` per block."""
         return [flat.clone() for flat in starting_point(self.problem, self.dtype, self.device)]
+
+    @property
+    def near_start(self) -> list[torch.Tensor]:
+        """A feasible point near the start, where values may be the same for all arguments; same layout."""
+        rng, sets = torch.Generator().manual_seed(0), self.problem.sets
+        return [
+            getattr(sets, block)(flat + 0.1 * torch.randn(flat.shape, generator=rng).to(flat))
+            for block, flat in zip(self.problem.variables(), self.start)
+        ]
 
     def agree(self, values: torch.Tensor, expected: torch.Tensor) -> bool:
         """Return whether values agree up to the rounding of kernels that add in other orders."""
@@ -321,6 +349,13 @@ class Probe:
     ):
         self.problem, self.clients, self.point, self.blocks = problem, clients, point, problem.variables()
         self.batches = {of: self._on(device, columns) for of, columns in self._minibatches(size).items()}
+
+    def at(self, point: list[torch.Tensor]) -> Probe:
+        """Return a probe of the same minibatches at another point."""
+        other = copy.copy(self)
+        other.__dict__.pop("u", None)
+        other.point = point
+        return other
 
     def _minibatches(self, size: int) -> dict[str, list[torch.Tensor]]:
         problem, clients = self.problem, self.clients
@@ -466,18 +501,26 @@ def _sets(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
 
 def _initial(case: Case) -> Iterator[str]:
     problem = case.problem
-    start, sizes = problem.initial(generator(0, "initial")), problem.variables().sizes
+    start, again = (initial_point(prepared, 0) for prepared in (problem, case.again or problem))
+    sizes = problem.variables().sizes
     if not isinstance(start, dict):
         yield f"initial() must return a dictionary with a flat tensor per block, got {type(start).__name__}"
         return
     for block, value in start.items():
         if block not in sizes:
             yield f"initial() has {block!r}, which is not a block: {suggest(block, sizes)}"
+        elif isinstance(value, dict):
+            yield f"initial() returns a dictionary for block {block!r}: expected one flat tensor"
         elif (tensor := as_tensor(value)).numel() != sizes[block]:
             shape = list(tensor.shape)
             yield f"initial() returns shape {shape} for block {block!r}, expected {sizes[block]} elements"
         elif not torch.isfinite(tensor).all():
             yield f"initial() returns values for block {block!r} that are not finite"
+        elif not same_values(tensor, as_tensor(again[block])):
+            yield (
+                f"initial() returns another point for block {block!r} when it is called again: draw random "
+                "numbers from `rng`"
+            )
 
 
 def _mirror(case: Case) -> Iterator[str]:
@@ -511,10 +554,10 @@ def _samples(case: Case) -> Iterator[str]:
             yield f"single_row is true, but client {clients[0]} has {rows} rows: expected one"
             return
         tested = _of_package(problem.client_data) and _of_package(problem.client_rows)
-        if not (tested or _same_columns(held[0], problem.client_data(clients[0]))):
+        if not (tested or _same_columns(held[0], (case.again or problem).client_data(clients[0]))):
             yield (
                 f"client_data({clients[0]}) returns other rows when it is called again: expected the same "
-                "rows, such as numbers from mpifed.generator(seed, purpose, client)"
+                "rows, such as numbers from mpifed.generator(seed, purpose, client), also in prepare()"
             )
         yield from _augmentation(problem, held[0])
         if batch_size and (strata := user_problem(problem).strata) is not None:
@@ -589,7 +632,7 @@ def _draws(case: Case, arrays: Any, of: str, size: int) -> Iterator[str]:
             "full_batch(client) where they are known"
         )
         return
-    again = case.problem.draw(address(case.clients, COUNT, of), size) or ()
+    again = (case.again or case.problem).draw(address(case.clients, COUNT, of), size) or ()
     fewer = case.problem.draw(address(case.clients[1:], COUNT - 1, of), size) or ()
     part = [as_tensor(np.asarray(array)[1:, :-1]) for array in arrays]
     is_same = _same_columns(arrays, again) and len(part) == len(fewer)
@@ -688,7 +731,7 @@ def _functions(case: Case) -> Iterator[str]:
     """
     problem, size, algorithm = case.problem, case.batch_size, case.algorithm
     problem.called_on_copies = frozenset()
-    pure = _of_package(type(user_problem(problem)))
+    pure, new = _of_package(type(user_problem(problem))), case.again or copy.copy(problem)
     full = algorithm is not None and bool(algorithm.minibatch_alternative)
     for rows in [min(size or ROWS, ROWS)] if pure else [size, 0] if size and full else [size]:
         probe = Probe(problem, case.clients, case.start, rows, case.device)
@@ -698,6 +741,10 @@ def _functions(case: Case) -> Iterator[str]:
             else:
                 errors = list(_call_errors(case, probe, call))
             if errors:
+                yield from errors
+                return
+        with contextlib.suppress(Exception):  # functions may be undefined at another point
+            if errors := [] if pure else list(_errors_near_start(case, probe, new)):
                 yield from errors
                 return
         if not pure and (augment := user_problem(problem).augment) is not None:
@@ -748,6 +795,32 @@ def _call_errors(case: Case, probe: Probe, call: Call) -> Iterator[str]:
         )
 
 
+def _errors_near_start(case: Case, probe: Probe, new: Any) -> Iterator[str]:
+    """Report errors at another point, where values depend on more than at a start of 0, and on other samples.
+
+    Args:
+        new: the problem, none of whose functions has been called.
+    """
+    near = probe.at(case.near_start)
+    for call in near.calls():
+        if errors := list(_call_errors(case, near, call)):
+            yield from errors
+            return
+    new.called_on_copies = case.problem.called_on_copies
+    called, uncalled = near.at(near.point), near.at(near.point)
+    called.batches = uncalled.batches = {
+        of: tuple(column.flip(0) for column in columns) for of, columns in near.batches.items()
+    }
+    uncalled.problem = new
+    for first, second in zip(called.calls(), uncalled.calls()):
+        if not all(map(case.agree, tensors_of(first.function()), tensors_of(second.function()))):
+            yield (
+                f"{first.name}() returns values that depend on more than its arguments: expected no values "
+                "that are kept from earlier calls, such as the scale of the first batch, and in prepare() no "
+                "random numbers without a seed"
+            )
+
+
 def _of_package(defined: Any) -> bool:
     """Return whether a function or a class is defined in the package, so that it need not be tested."""
     return (getattr(defined, "__module__", "") or "").startswith("mpifed.")
@@ -795,12 +868,8 @@ def _predictions(case: Case) -> Iterator[str]:
         with user_code_errors(f"{type(problem).__name__}.predict"):
             return problem.predict(*map(dict, point), slice(first, last))
 
-    rng = torch.Generator().manual_seed(0)
-    for distance in (0.0, 0.1):  # at the start, scores may be the same for all rows
-        moved = [flat + distance * torch.randn(flat.shape, generator=rng).to(flat) for flat in case.start]
-        point = [
-            blocks.unflatten(block, getattr(problem.sets, block)(flat)) for block, flat in zip(blocks, moved)
-        ]
+    for flats in (case.start, case.near_start):
+        point = [blocks.unflatten(block, flat) for block, flat in zip(blocks, flats)]
         whole, again = scores(0, last), scores(0, last)
         if whole.shape[:1] != (last,):
             got = len(whole) if whole.dim() else "one without an axis"

@@ -128,6 +128,7 @@ class Module(UserObject, Network):
             )
             _expect_same(_constants(again), _constants(other), varies)
             _expect_registered(module)
+            views = _views_of_parameters(_unwrapped(self.given) if self.is_instance else module)
             for created in (module, again):
                 _use_dense_gradients(created)
             module = _cast_module(module, torch.get_default_dtype())
@@ -138,6 +139,7 @@ class Module(UserObject, Network):
                 name for name, (tensor, value) in before.items()
                 if after.get(name) is tensor and same_values(tensor, value)
             ]  # fmt: skip
+            _expect_separate({name: views[name] for name in views.keys() - (before.keys() - {*unchanged})})
             for created in (module, again, other):
                 _register_buffers(created, unchanged)
             self._constants = _constants(again)
@@ -214,8 +216,7 @@ class Module(UserObject, Network):
                 module = self.make()
             if not isinstance(module, nn.Module):
                 raise Unsupported(f"returns a {type(module).__name__}: expected an nn.Module")
-        while isinstance(module, _WRAPPERS):
-            module = module.module
+        module = _unwrapped(module)
         _expect_stored(module)
         return module.cpu()
 
@@ -259,6 +260,12 @@ def _seeded(seed: int) -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while isinstance(module, _WRAPPERS):
+        module = module.module
+    return module
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -404,7 +411,9 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
         raise Unsupported(
             "returns another output in training than in evaluation, without dropout: expected the same output"
         )
-    _expect_gradients(module.eval(), inputs, value)
+    _expect_gradients(module.eval(), inputs, drops=False)
+    if dropping.used:
+        _expect_gradients(module.train(), inputs, drops=True)
     return dropping.used
 
 
@@ -538,22 +547,35 @@ def _expect_one_sample(module: nn.Module, inputs: tuple[torch.Tensor, ...], outp
         raise Unsupported("\n".join([f"{sentence} {SQUEEZED}", *frames])) from error.__cause__
 
 
-def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value: torch.Tensor) -> None:
+def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], drops: bool) -> None:
     """Compare the gradient of a module with the gradient of the function that is used in its place.
 
+    Before the second backward pass, the module's own parameters are moved, because its function must not use
+    them: a part of ``forward`` that is executed again in the backward pass would.
+
     Args:
-        value: the module's outputs for the inputs, in the same mode.
+        drops: whether dropout is on.
     """
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
     copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
-    with torch.enable_grad(), _NoRandomness():
-        again = _call(_replaced(module, copies), inputs)
+    held, moved = {name: tensor.data for name, tensor in trained.items()}, _moved_parameters(module)
+    with torch.enable_grad():
+        values = []
+        for function in (module, _replaced(module, copies)):
+            mode = DropoutMode(SampleWords((0, 0), torch.zeros(3, dtype=torch.int64))) if drops else None
+            with mode or contextlib.nullcontext(), _NoRandomness(mode):
+                values.append(_call(function, inputs))
         try:
-            value.square().sum().backward()
-            again.square().sum().backward()
+            for value, own in zip(values, (held, moved)):
+                for name, tensor in trained.items():
+                    tensor.data = own[name]
+                value.square().sum().backward()
         except Exception as error:  # a user's autograd function may raise anything
             text = f"has no gradient: {type(error).__name__}: {error}"
             raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
+        finally:
+            for name, tensor in trained.items():
+                tensor.data = held[name]
     for name, tensor in trained.items():
         expected, gradient = (
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
@@ -563,7 +585,8 @@ def _expect_gradients(module: nn.Module, inputs: tuple[torch.Tensor, ...], value
         if not _close(gradient, expected):
             raise Unsupported(
                 f"has another gradient of {name!r} when the values of its parameters are passed by "
-                "torch.func.functional_call: expected no hooks of parameters, only hooks of modules"
+                "torch.func.functional_call: expected no hooks of parameters, only hooks of modules, and no "
+                "torch.utils.checkpoint"
             )
 
 
@@ -600,6 +623,47 @@ def _expect_registered(module: nn.Module) -> None:
                         "are not its parameters, so they would not be trained: expected nn.Parameter, "
                         "nn.ModuleList, nn.ParameterList or the like, or requires_grad_(False)"
                     )
+
+
+def _views_of_parameters(module: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that share memory with another tensor, a trained parameter, and its name.
+
+    Copies of a module, and modules of another dtype, no longer share it.
+    """
+    named = [(name, tensor) for name, tensor in module.named_parameters() if _has_memory(tensor)]
+    storages: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in named:
+        if tensor.requires_grad:
+            storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    named += [(name, tensor) for name, tensor in module.named_buffers() if _has_memory(tensor)]
+    for path, layer in module.named_modules():
+        for name, value in _own_attributes(layer).items():
+            named += [
+                (f"{path}.{name}" if path else name, leaf) for leaf in leaves(value) if _has_memory(leaf)
+            ]
+    return {
+        name: of
+        for name, tensor in named
+        for of, parameter in storages.get(tensor.untyped_storage().data_ptr(), ())
+        if tensor is not parameter
+        and 0 <= tensor.data_ptr() - parameter.data_ptr() < parameter.nbytes  # it begins there
+    }
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not (
+        _is_lazy(value) or value.is_meta or value.layout is not torch.strided or not value.numel()
+    )
+
+
+def _expect_separate(views: dict[str, str]) -> None:
+    """Raise an error for tensors that follow a trained parameter in torch, but are no part of it."""
+    for name, parameter in sorted(views.items()):
+        raise Unsupported(
+            f"has {name!r}, which shares the memory of its parameter {parameter!r} without being the same "
+            "parameter: expected the parameter itself (layer.weight = other.weight, without .data), a view "
+            "of it that is computed in forward, or a copy (.clone())"
+        )
 
 
 def _expect_signature(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

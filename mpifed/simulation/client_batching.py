@@ -9,7 +9,7 @@ placement, because the loop and vectorised clients give different bits. Clients 
 * the problem has no convolutions (parameters with three or more axes), which gain nothing on CPUs; on GPUs,
   where ``vmap`` turns them into grouped convolutions, they are expected to be slow, but not measured;
 * full batches have the same size on all clients, and ``torch.func.vmap`` can map the problem's functions,
-  as tested by one evaluation of two clients;
+  as tested by one evaluation of two clients, with the results of the loop;
 * under ``exact``, a client's results do not depend on its position in a group, which depends on the number
   of ranks: the results of the job's functions are compared at several positions before the first round.
 
@@ -29,6 +29,7 @@ on the number of ranks and on the memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -70,6 +71,13 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 POSITION = (
     "clients are looped over: the results of a client would depend on its position among vectorised clients"
 )
+#: Logged if vectorised clients would have other results than the loop.
+VALUES = (
+    "clients are looped over: vectorised clients would have other results (under torch.func.vmap, hooks of "
+    "tensors are ignored, and requires_grad is False)"
+)
+#: Tolerance of this comparison relative to the largest element, for kernels in the precision of bfloat16.
+KERNELS = 0.1
 #: ``core.autodiff`` removes the known causes of results that depend on the position. The comparison detects
 #: any others: a client is evaluated at several points at once, and again at parts of them, and all results
 #: must be bitwise identical row by row. Clients, points and samples are the same for every number of ranks.
@@ -153,9 +161,13 @@ def choose_group(
             1, f"clients are looped over, their functions cannot be mapped over clients: {error}"
         )
     sampler.stacks_full_batches = uses_full_batches and is_analytic(problem) and 0 < least == most
-    if config.run.is_reproducible and resumed in (None, 1):
+    if resumed in (None, 1):
         largest = problem.clients if group in (None, "all") else int(group)
-        if _depends_on_position(sampler, oracle.evaluation, largest, comm):
+        if _on_any_rank(comm, lambda: _differs_from_loop(sampler, oracle.evaluation)):
+            return GroupChoice(1, VALUES)
+        if config.run.is_reproducible and _on_any_rank(
+            comm, lambda: _depends_on_position(sampler, oracle.evaluation, largest)
+        ):
             return GroupChoice(1, POSITION)
     sampler.begin_round(0)
     if not auto:
@@ -260,39 +272,55 @@ def _evaluate_composition(oracle: Any, x: torch.Tensor, xi) -> tuple:
 _ALL_EVALUATIONS = EVALUATIONS | {"composition": _evaluate_composition}
 
 
-def _depends_on_position(sampler: Sampler, evaluation: Evaluation, largest: int, comm: SerialComm) -> bool:
-    """Return whether a client's results depend on its position in a group, or on its size. Collective.
-
-    Args:
-        largest: size of the largest group.
+def _on_any_rank(comm: SerialComm, differs: Callable[[], bool]) -> bool:
+    """Return whether ``differs()`` is true on any rank. Collective.
 
     Raises:
         CollectiveError: on all ranks: a rank cannot read the data of the first or the last client.
     """
     with collective_errors(comm, ValueError, OSError):
-        differs = _differs(sampler, evaluation, largest)
-    return bool(reduce_number(comm, differs, "max"))
+        result = differs()
+    return bool(reduce_number(comm, result, "max"))
 
 
 @torch.no_grad()
-def _differs(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
+def _differs_from_loop(sampler: Sampler, evaluation: Evaluation) -> bool:
+    """Return whether vectorised evaluations of the first client have other results than the loop.
+
+    torch ignores hooks of tensors under ``vmap``, and ``tensor.requires_grad`` is false there.
+    """
+    single = _sampler_of(0, sampler)
+    for distance in DISTANCES:
+        points = _near_start(single, distance, 2)
+        try:
+            vectorised, looped = (
+                _results(
+                    ORACLES[single.problem.family](single.problem, single, batched, evaluation),
+                    [block[: 1 + batched] for block in points],
+                )
+                for batched in (True, False)
+            )
+        except Exception:  # user code may be undefined at these points; the run reports relevant errors
+            continue
+        for result, expected in zip(vectorised, looped):
+            tolerance = KERNELS * float(expected.abs().nan_to_num(0, 0, 0).amax()) + torch.finfo().eps
+            if not torch.allclose(result[:1], expected, rtol=0, atol=tolerance, equal_nan=True):
+                return True
+    return False
+
+
+@torch.no_grad()
+def _depends_on_position(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
+    """Return whether a client's results depend on its position in a group, or on its size.
+
+    Args:
+        largest: size of the largest group.
+    """
     problem = sampler.problem
     count = min(POINTS, max(largest, 3))  # needs no more memory than the run
     parts = [(first, last) for first, last in PARTS if last <= count]
     for number, client in enumerate((0, problem.clients - 1)):
-        single = Sampler(
-            problem,
-            [client],
-            sampler.seed,
-            batch_size=sampler.batch_size,
-            noise=sampler.noise,
-            noise_width=sampler.width,
-            dtype=sampler.dtype,
-            device=sampler.device,
-            sampling="without_replacement" if sampler.permutes else "with_replacement",
-            drop_last=sampler.drop_last,
-        )
-        single.stacks_full_batches = sampler.stacks_full_batches
+        single = _sampler_of(client, sampler)
         oracle = ORACLES[problem.family](problem, single, True, evaluation)
         for distance in DISTANCES[number::2]:
             points = _near_start(single, distance, count)
@@ -304,6 +332,24 @@ def _differs(sampler: Sampler, evaluation: Evaluation, largest: int) -> bool:
             if not all(_same(reference, results, *part) for results, part in zip(again, parts)):
                 return True
     return False
+
+
+def _sampler_of(client: int, sampler: Sampler) -> Sampler:
+    """Return a sampler of one client with the options of another sampler."""
+    single = Sampler(
+        sampler.problem,
+        [client],
+        sampler.seed,
+        batch_size=sampler.batch_size,
+        noise=sampler.noise,
+        noise_width=sampler.width,
+        dtype=sampler.dtype,
+        device=sampler.device,
+        sampling="without_replacement" if sampler.permutes else "with_replacement",
+        drop_last=sampler.drop_last,
+    )
+    single.stacks_full_batches = sampler.stacks_full_batches
+    return single
 
 
 def _near_start(sampler: Sampler, distance: float, count: int) -> list[torch.Tensor]:

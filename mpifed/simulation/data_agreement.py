@@ -6,17 +6,23 @@ Ranks compare the contents of files, not their paths: copies on each node are as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 
 from mpifed.base.errors import format_ranges
-from mpifed.core.problem import DataFile
+from mpifed.core.device import as_tensor
+from mpifed.core.problem import DataFile, Problem
 from mpifed.parallel.comm import CollectiveError, SerialComm, texts_of_ranks
 
 __all__ = [
-    "Files", "agree_on_data", "agree_on_sources", "data_change", "digests", "expect_same",
+    "Files", "agree_on_data", "agree_on_problem", "agree_on_sources", "data_change", "digests", "expect_same",
     "files_from_table", "files_to_json",
 ]  # fmt: skip
 
+#: Remedy for values that depend on the order of hashes or of a folder.
+ORDER = "sort sets and os.listdir, whose order differs between processes"
 #: Data files by name.
 Files = dict[str, DataFile]
 
@@ -53,7 +59,10 @@ def expect_same(before: dict[str, str], files: Files) -> None:
         changed = [file for name, file in files.items() if before.get(name) != file.digest]
         remedy = "restore the data"
         if any(file.path.startswith("returned by ") for file in changed):
-            remedy = "the function must return the same samples again, from the same files and seeds"
+            remedy = (
+                "the function must return the same samples again, from the same files and seeds, and in the "
+                f"same order ({ORDER})"
+            )
         raise CollectiveError(f"{difference}: {remedy}, or set run.overwrite=true to start a new run")
 
 
@@ -81,9 +90,28 @@ def agree_on_data(comm: SerialComm, files: Files) -> None:
     Raises:
         CollectiveError: on all ranks: the first file that differs and the ranks that read each version.
     """
-    _agree(
-        comm, files, "data file {}", "copy one version to every node, or seed the functions that draw samples"
-    )
+    remedy = f"copy one version to every node, or seed the functions that draw samples ({ORDER})"
+    _agree(comm, files, "data file {}", remedy)
+
+
+def agree_on_problem(comm: SerialComm, problem: Problem, values: Mapping[str, Sequence[Any]]) -> None:
+    """Check that arrays that a user-defined problem has returned are the same on all ranks. Collective.
+
+    Processors may round differently, so four digits of a weighted sum are compared.
+
+    Args:
+        values: arrays or tensors by the name of the function.
+
+    Raises:
+        CollectiveError: on all ranks: the first function whose values differ.
+    """
+    summaries = {}
+    for function, arrays in values.items():
+        flat = [as_tensor(array).double().flatten() for array in arrays]
+        sums = [float(column @ torch.arange(len(column), dtype=torch.float64).cos()) for column in flat]
+        text = " ".join(f"{value:.4g}" for value in sums)
+        summaries[f"{type(problem).__name__}.{function}"] = DataFile("weighted sum of its values", text)
+    _agree(comm, summaries, "{}", f"seed the random numbers of the problem ({ORDER})")
 
 
 def agree_on_sources(comm: SerialComm, sources: Mapping[str, tuple[str, str]]) -> None:

@@ -28,7 +28,7 @@ from mpifed.core.algorithm import Now, Phase
 from mpifed.core.device import to_device
 from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, Observed, State
-from mpifed.core.validation import called, expect_nothing, expect_unchanged
+from mpifed.core.validation import before_call, called, expect_nothing, expect_unchanged
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.client_store import GroupRows
 
@@ -163,7 +163,7 @@ class Executor:
 
     def run(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
         """Run the client function for a group, which fills the first rows of the messages."""
-        before = shared.buffer.clone() if now.round < 2 else None
+        before = before_call(shared) if now.round < 2 else None
         stage.messages.buffer.zero_()
         copies = None
         if self._copied:

@@ -23,7 +23,7 @@ from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem, user_problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
-from mpifed.core.validation import called, expect_nothing, expect_unchanged
+from mpifed.core.validation import before_call, called, expect_nothing, expect_unchanged
 from mpifed.parallel.comm import SerialComm, collective_errors, reduce_number
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
@@ -266,7 +266,7 @@ class Rounds:
                     setattr(shared, name, getattr(now.sets, name)(getattr(mean, name)))
             return
         # Other ranks may read the same memory, so a server function must not write to the mean.
-        name, before = called(stage.phase.server), mean.buffer.clone() if now.round < 2 else None
+        name, before = called(stage.phase.server), before_call(mean) if now.round < 2 else None
         with user_code_errors(name, now.round, stage.phase.name):
             expect_nothing(stage.phase.server(now, shared, mean), name, "writes to `shared`")
         if before is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +16,15 @@ from mpifed.base.errors import user_code_errors
 from mpifed.base.plugins import data_folder, plugins_of
 from mpifed.core.algorithm import counts_epochs
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import Problem, as_family, data_read, has_sizes, sizes_of, user_problem
+from mpifed.core.problem import (
+    Problem,
+    as_family,
+    data_read,
+    has_sizes,
+    initial_point,
+    sizes_of,
+    user_problem,
+)
 from mpifed.core.streams import seeded_globals
 from mpifed.core.validation import check_problem
 from mpifed.parallel.comm import SerialComm, collective_errors
@@ -22,12 +32,15 @@ from mpifed.parallel.devices import device_type, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import read_once_per_node
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.data_agreement import Files, agree_on_data, agree_on_sources
+from mpifed.simulation.data_agreement import Files, agree_on_data, agree_on_problem, agree_on_sources
 from mpifed.simulation.initial_weights import InitialWeights
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import expect_memory
 
 __all__ = ["default_dtype", "place_clients", "prepare", "read_files", "resolve_reduction"]
+
+#: Maximum duration in seconds of a ``prepare`` that is called twice.
+FAST = 1.0
 
 
 @contextlib.contextmanager
@@ -83,7 +96,7 @@ def prepare(
         user_code_errors(name),
         reading,
     ):
-        problem.prepare(config.seed, data_folder(type(problem), config.run.data_dir))
+        again = _prepared_twice(problem, config)
         expect_memory(config, comm, device, sharing)
         check_problem(
             problem,
@@ -93,9 +106,39 @@ def prepare(
             batch_size=config.oracle.batch_size,
             weights=_weights(config.participation),
             seed=config.seed,
+            again=again,
         )
+        values = {}
+        if comm.size > 1 and not type(problem).__module__.startswith("mpifed."):
+            values["client_data(0)"] = problem.client_data(0)
+            values["initial()"] = initial_point(problem, config.seed).values()
     agree_on_data(comm, files | problem.files)
+    agree_on_problem(comm, problem, values)
     return as_family(problem, config.algorithm.family)
+
+
+def _prepared_twice(problem: Problem, config: SimulationSettings) -> Problem | None:
+    """Prepare a problem and, if this is fast and user-defined, a copy of it.
+
+    Without the copy, random numbers that do not depend on the seed would go unnoticed on one rank.
+
+    Returns:
+        The prepared copy; ``None`` without one.
+    """
+    folder, copied = data_folder(type(problem), config.run.data_dir), None
+    if (
+        not type(problem).prepare.__module__.startswith("mpifed.")
+        and type(problem).read_once is Problem.read_once
+    ):
+        with contextlib.suppress(Exception):  # a user's objects may not support copies
+            copied = copy.deepcopy(problem)
+    began = time.monotonic()
+    problem.prepare(config.seed, folder)
+    if copied is None or time.monotonic() - began > FAST:
+        return None
+    with seeded_globals(config.seed):
+        copied.prepare(config.seed, folder)
+    return copied
 
 
 def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -> AbstractContextManager:
@@ -111,7 +154,7 @@ def _reading(config: SimulationSettings, comm: SerialComm, dtype: torch.dtype) -
         return contextlib.nullcontext()
 
     def read() -> Any:
-        with default_dtype(dtype), user_code_errors(type(problem).__name__):
+        with default_dtype(dtype), seeded_globals(0), user_code_errors(type(problem).__name__):
             return problem.read_once(data_folder(type(problem), config.run.data_dir))
 
     return data_read(problem, read_once_per_node(comm, read))

@@ -16,10 +16,11 @@ import torch
 
 from mpifed.base.errors import user_code_errors
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.device import as_tensor
 from mpifed.core.metrics import Column, Details
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Problem, initial_point
 from mpifed.core.records import State
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import Stream
 from mpifed.core.validation import called
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import choose_device
@@ -186,11 +187,11 @@ class Simulation:
         method = self.config.algorithm
         with default_dtype(self.dtype):
             with user_code_errors(f"{type(self.problem).__name__}.initial", 0):
-                point = self.problem.initial(generator(self.config.seed, "initial"))
+                point = initial_point(self.problem, self.config.seed)
                 point = self._weights.start(self.problem, point)
                 for block in self.blocks:
                     if block in point:
-                        value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)
+                        value = as_tensor(point[block]).reshape(-1).to(self.dtype)
                         setattr(self.shared if block in self.shared else self.clients, block, value)
                         if self._regularizer:
                             self._regularizer.start(block, value.to(self.device))

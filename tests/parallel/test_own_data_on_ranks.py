@@ -1,16 +1,18 @@
 """User-defined tables and functions as data on several ranks: bitwise identical, and differing samples are
 refused."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.problems import DeepAUC
+from mpifed.problems import DeepAUC, Saddle
 
 pytestmark = pytest.mark.mpi
 
@@ -74,3 +76,23 @@ def test_a_function_that_raises_on_one_rank_ends_all(comm, out):
 
     with pytest.raises(CollectiveError, match="failed: OSError: no such disk"):
         run(config(load, out), comm)
+
+
+@pytest.mark.parametrize("function", ["client_data(0)", "initial()"])
+def test_differing_values_of_a_problem_are_refused_on_all(comm, out, function):
+    """As if a problem numbers words in the order of a set, which depends on the process."""
+
+    class Words(Saddle):
+        def client_data(self, client):
+            columns = super().client_data(client)
+            return [column + comm.rank * (function == "client_data(0)") for column in columns]
+
+        def initial(self, rng):
+            return {"x": torch.ones(self.d) + comm.rank * (function == "initial()")}
+
+    settings = configuration(METHOD, Words(clients=3, d=4), out, batch_size=1, noise=None)
+    if comm.size == 1:
+        return
+    words = f"Words.{re.escape(function)} differs between ranks: .*sort sets and os.listdir"
+    with pytest.raises(CollectiveError, match=words):
+        run(settings, comm)

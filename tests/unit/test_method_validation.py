@@ -305,6 +305,14 @@ OTHER_ERRORS = [
         server(lambda mean: mean.y[1:].mul_(2)),
         "server_round changed mean.y: a server function reads `mean` and",
     ),
+    (
+        server(lambda mean: torch.rand(1)),
+        "server_round uses a global random generator of Python, NumPy or torch, whose numbers differ",
+    ),
+    (
+        stepping(lambda s, c, m, o: np.random.rand()),  # noqa: NPY002
+        "expected now.stream(purpose).normal(size), now.stream(purpose, oracle.client) or oracle.normal",
+    ),
     (server(lambda mean: setattr(mean, "y", 1.0)), "server_round changed mean.y: a server function reads"),
     (bad(server_round=lambda self, now, s, mean: (mean.x,)), "returned a tuple: it writes to `shared` and"),
     (client(lambda self, now, s, c, m, o: (yield m.x)), "returned a generator: it fills `message` and"),

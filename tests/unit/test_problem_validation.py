@@ -13,6 +13,7 @@ import torch
 
 from mpifed.algorithms import LSGD, SCAFFOLD, LocalDualExtrapolation, ProxSkipLSVRGDAFL
 from mpifed.base.errors import ContractError
+from mpifed.core.device import as_tensor
 from mpifed.core.problem import Composition, Minimax, Minimisation, Operator, as_family
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sampler
@@ -174,6 +175,7 @@ STARTS = [
     ({"y": torch.ones(1)}, "initial() returns shape [1] for block 'y', expected 3 elements"),
     ({"v": torch.ones(3)}, "initial() has 'v', which is not a block"),
     ({"y": torch.full((3,), torch.nan)}, "initial() returns values for block 'y' that are not finite"),
+    ({"y": {"v": torch.ones(3)}}, "initial() returns a dictionary for block 'y': expected one flat tensor"),
     ([torch.ones(3)], "initial() must return a dictionary with a flat tensor per block, got list"),
 ]
 
@@ -250,7 +252,26 @@ def _noisy(self, x, batch):
     return (batch[0] @ x["w"]).mean() * torch.rand(())  # 0 at the start
 
 
+def _noisy_samples(self, x, batch):
+    self.rng = getattr(self, "rng", np.random.default_rng(0))
+    return ((batch[0] + torch.from_numpy(self.rng.standard_normal(4))) @ x["w"]).mean()  # 0 at the start
+
+
+def _clips(self, x, batch):
+    values = x["w"].numpy()
+    np.clip(values, -0.01, 0.01, out=values)  # no value changes at the start
+    return (batch[0] @ x["w"]).mean()
+
+
+def _scaled(self, x, y, batch):
+    self.scale = getattr(self, "scale", batch[0].mean())
+    return Both.loss(self, x, y, (batch[0] / self.scale,))
+
+
 IMPURE = [
+    (Plain, dict(loss=_noisy_samples), "loss() draws random numbers or counts its calls"),
+    (Plain, dict(loss=_clips), "loss() changes 'w' of x in place"),
+    (Both, dict(loss=_scaled), "loss() returns values that depend on more than its arguments: expected no"),
     (Both, dict(loss=_in_place), "loss() changes 'v' of y in place"),
     (Plain, dict(loss=_replaces), "loss() assigns 'w' in the dictionary of the parameters of x"),
     (Plain, dict(loss=_removes), "loss() removes 'w' in the dictionary of the parameters of x"),
@@ -368,8 +389,8 @@ def test_functions_that_are_called_on_copies(cls, changes, size, found):
     assert problem.called_on_copies == found
 
 
-def test_a_function_is_called_three_times():
-    """Twice on the same samples, and once with dropout masks."""
+def test_a_function_is_called_eight_times():
+    """Twice on the same samples and once with dropout masks, at two points, and twice on other samples."""
     calls = []
 
     def loss(self, x, batch):
@@ -377,7 +398,7 @@ def test_a_function_is_called_three_times():
         return (batch[0] @ x["w"]).mean()
 
     check_problem(type("Plain", (Plain,), dict(loss=loss))(), batch_size=2)
-    assert len(calls) == 3
+    assert len(calls) == 8
 
 
 DRAWS = [
@@ -415,6 +436,11 @@ def test_arrays_of_strides_and_byte_orders_that_torch_does_not_have(change):
         problem, [0], 0, batch_size=0, noise=None, noise_width=0, dtype=torch.float64, device="cpu"
     )
     assert sampler.data[0].tolist() == change(rows).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_integers_with_which_torch_does_not_calculate(dtype):
+    assert as_tensor(np.arange(3, dtype=dtype)).index_select(0, torch.tensor([2])).tolist() == [2]
 
 
 def test_weights_by_samples_of_generated_samples():

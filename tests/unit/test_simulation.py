@@ -313,6 +313,57 @@ def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
     assert torch.equal(simulation.point(), before)
 
 
+class Drawn(Shifted):
+    """A regression whose ``prepare`` and ``initial`` draw random numbers."""
+
+    def prepare(self, seed, data_dir=None):
+        self.rows = torch.from_numpy(self.numbers(320)).reshape(4, 20, 4)
+
+    def initial(self, rng):
+        return {"x": torch.from_numpy(self.numbers(3))}
+
+    def client_data(self, client):
+        return self.rows[client, :, :3], self.rows[client, :, 3]
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_global_generators_are_seeded_for_the_data_and_the_start(seed):
+    class Seeded(Drawn):
+        def numbers(self, count):
+            return np.random.rand(count)  # noqa: NPY002
+
+    def start(seed):
+        simulation = mpifed.Simulation(Seeded(), METHOD, run=DOUBLE, seed=seed)
+        simulation.start()
+        simulation.step()
+        return simulation.point()
+
+    assert torch.equal(start(seed), start(seed)) and not torch.equal(start(seed), start(seed + 1))
+
+
+@pytest.mark.parametrize("function, message", [
+    ("prepare", r"client_data\(0\) returns other rows when it is called again: .* also in prepare\(\)"),
+    ("initial", r"initial\(\) returns another point for block 'x' when it is called again"),
+    ("loss", r"loss\(\) returns values that depend on more than .* and in prepare\(\) no random numbers"),
+])  # fmt: skip
+def test_other_generators_must_be_seeded(function, message):
+    class Unseeded(Drawn):
+        def prepare(self, seed, data_dir=None):
+            self.factor = 1 + (function == "loss") * np.random.default_rng().random()
+            self.seed = None if function == "prepare" else seed
+            super().prepare(seed, data_dir)
+            self.seed = None if function == "initial" else seed
+
+        def numbers(self, count):
+            return np.random.default_rng(self.seed).random(count)
+
+        def loss(self, x, y, batch):
+            return self.factor * super().loss(x, y, batch)
+
+    with pytest.raises(CollectiveError, match=message):
+        mpifed.Simulation(Unseeded(), METHOD, run=DOUBLE)
+
+
 def test_clients_that_may_have_changed():
     """All after a start and after a state is loaded, otherwise the members of cohorts, whose rows differ."""
     method = SCAFFOLD(K=2, eta_l=0.05)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import random
 import threading
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from networks import LeNet, Net, Tied
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import mpifed
 from mpifed.algorithms import FedAvg
@@ -102,6 +104,17 @@ def test_a_class_or_function_passed_in_python_is_named_by_its_file(tmp_path, mod
     named, given = (go(tmp_path / str(k), one) for k, one in enumerate((f"{FILE}:{name}", model)))
     assert given.config["problem"]["model"] == {"name": f"networks:{name}"}
     assert torch.equal(named.point["x"], given.point["x"])
+
+
+def test_partial_functions_are_settings(tmp_path):
+    given = go(tmp_path, functools.partial(Net, width=5))
+    assert given.config["problem"]["model"] == {"name": "networks:Net", "width": 5}
+    for given, said in (
+        (functools.partial(Net, None), "expected functools.partial of a class or function with keywords"),
+        (functools.partial(Net, size=5), "has no setting 'size'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            DeepAUC(dataset="digits", model=given)
 
 
 def test_initial_parameters_of_classes_and_objects():
@@ -235,6 +248,30 @@ def with_random_constant():
     return Odd(forward=lambda net, value: factor * value)
 
 
+class Recomputes(Net):
+    """A network that computes a layer again in the backward pass, with dropout in training alone."""
+
+    def __init__(self, drops=False):
+        super().__init__(nn.Dropout(0.5) if drops else None)
+        self.drops = drops
+
+    def forward(self, images):
+        def hidden(rows):
+            return torch.tanh(self.first(rows))
+
+        rows = images.flatten(1)
+        again = self.training or not self.drops
+        return self.last(
+            self.middle(checkpoint(hidden, rows, use_reentrant=False) if again else hidden(rows))
+        )
+
+
+def tied_by_data():
+    net = Net(nn.Linear(6, 6))
+    net.middle.weight.data = net.first.weight.data[:, :6]
+    return net
+
+
 def in_closure():
     constant = torch.ones(1)
     return Odd(forward=lambda net, value: torch.mm(value, constant[:, None]))
@@ -298,6 +335,13 @@ REFUSED = [
     (lambda: Overwrites(), "has no gradient: RuntimeError: one of the variables"),
     (lambda: Odd(forward=grows), "creates the parameter 'grown' in forward"),
     (lambda: Odd(with_attribute(weight=torch.ones(6, requires_grad=True))), "gradients in 'weight', but are"),
+    (lambda: Recomputes(), "when the values of its parameters are passed by torch.func.functional_call: "
+     "expected no hooks of parameters, only hooks of modules, and no torch.utils.checkpoint"),
+    (lambda: Recomputes(drops=True), "and no torch.utils.checkpoint"),
+    (lambda: Odd(lambda net: vars(net).update(kept=net.first.weight[2:].detach())),
+     "has 'kept', which shares the memory of its parameter 'first.weight' without being the same parameter"),
+    (lambda: tied_by_data(), "has 'first.weight', which shares the memory of its parameter 'middle.weight'"),
+    (lambda: tied_by_data, "has 'first.weight', which shares the memory of its parameter 'middle.weight'"),
     (lambda: Odd(with_attribute(layers=[nn.Linear(6, 6)])), "expected nn.Parameter, nn.ModuleList"),
     (lambda: Odd(with_attribute(lock=threading.Lock())), "object that cannot be copied (TypeError: cannot"),
     (lambda: Net().to("meta"), "has 'first.weight' on the meta device"),
