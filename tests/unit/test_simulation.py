@@ -282,26 +282,6 @@ def test_the_gradient_on_a_single_row_is_evaluated_before_the_first_round(method
         mpifed.Simulation(Squeezing(), method, oracle={"batch_size": batch_size}, run=DOUBLE)
 
 
-class Drawn(Shifted):
-    """Regression with rows from a generator that only the caller can seed."""
-
-    def prepare(self, seed, data_dir=None):
-        self.rows = torch.from_numpy(np.random.rand(20, 4))  # noqa: NPY002
-
-    def client_data(self, client):
-        return self.rows[:, :3], self.rows[:, 3]
-
-
-def test_global_generators_are_seeded_while_a_problem_is_prepared():
-    points = []
-    for seed in (0, 0, 3):
-        simulation = mpifed.Simulation(Drawn(), METHOD, seed=seed, oracle={"batch_size": 0}, run=DOUBLE)
-        simulation.start()
-        simulation.step()
-        points.append(simulation.point())
-    assert torch.equal(points[0], points[1]) and not torch.equal(points[0], points[2])
-
-
 @pytest.mark.parametrize("name, parameter", [("predict", "w"), ("metrics", "shift")])
 def test_an_evaluation_that_changes_the_point_is_an_error(name, parameter):
     problem = Shifted()
