@@ -100,8 +100,8 @@ MARKERS, MARKERS_PER_LINE = "os^Dv", 8
 
 #: Number of characters of a legend that fit above a panel of ``curves.png``.
 LEGEND_CHARACTERS = 37
-#: Maximum number of metrics of ``curves.png``: a data set may have thousands of groups, each with metrics.
-MOST_METRICS = 24
+#: Largest number of metrics of ``curves.png``: a panel takes 0.1 s, and data may have thousands of groups.
+MOST_METRICS = 12
 #: A figure for a paper: inches per unit (TeX's point, the unit of ``\the\columnwidth``), range of widths in
 #: inches, vector formats.
 INCHES_PER_UNIT = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
