@@ -312,6 +312,7 @@ def test_accuracy_after_a_step_on_several_images():
 @pytest.mark.parametrize("settings, message", [
     (dict(dataset="digits", ways=11), "at least ways = 11 classes.*got 10 classes"),
     (dict(dataset="digits", samples=3, shots=3), "than shots = 3 test images .* samples = 3 .* and 3 images"),
+    (dict(dataset="digits", samples=60, shots=40), "shots = 40 test images .* and 21 images"),
     (dict(dataset="digits", model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
 ])  # fmt: skip
 def test_unsuitable_data_are_refused(settings, message):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpifed.core.device import DeviceStream
-from mpifed.core.streams import Stream, generator, philox
+from mpifed.core.streams import Stream, generator, permutations, philox
 
 FULL = 0xFFFFFFFF
 
@@ -110,6 +110,14 @@ def test_known_answers_of_permutations(stream):
     permutations = stream.permutation(6)
     np.testing.assert_array_equal(permutations, of_samples(order))
     assert permutations[0, 0].tolist() == [5, 4, 1, 2, 0, 3]
+
+
+def test_permutations_of_different_sizes():
+    """Those of a stream per address."""
+    addresses = [(3, 1, 0, 6), (0, 1, 2, 1), (7, 4, 5, 5)]
+    found = permutations(7, "sample", *np.array(addresses).T)
+    expected = [Stream(7, "sample", [c], r, first=i).permutation(n)[0, 0] for c, r, i, n in addresses]
+    assert found.tolist() == np.concatenate(expected).tolist()
 
 
 def test_known_answers_of_the_generator():

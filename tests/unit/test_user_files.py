@@ -252,6 +252,7 @@ def test_killed_run_is_continued(job, out, lock):
     run(job)
     (out / "run.lock").write_bytes(lock)
     (out / "history.bin").write_bytes(bytes(1000))  # as a crash of the machine leaves files
+    (out / "log/rank-0.txt").write_bytes(b"")  # as a full disk leaves it
     (out / "checkpoint-00000009.h5.tmp.12").write_bytes(CHECKPOINT_MAGIC + bytes(500) + b"\x89HDF\r\n\x1a\n")
     (out / "history.bin.tmp.12").touch()
     assert resume(out, ["rounds=4"]).round == 4 and not list(out.glob("*.tmp.*"))
