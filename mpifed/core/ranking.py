@@ -2,9 +2,8 @@
 average precision.
 
 The scores of two classes rank by the probability of class 1. With more classes, each class is compared with
-all others by its probability, the softmax of the scores, and the value is the mean over the classes. The
-ranks are those of the logarithms of the odds, because probabilities near 1 are rounded to 1. The value is NaN
-for scores that are not finite, and without positive or negative samples.
+all others by its probability, the softmax of the scores in double precision, and the value is the mean over
+the classes. The value is NaN for scores that are not finite, and without positive or negative samples.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import hyperparameters
-from mpifed.core.numerics import log_odds
 
 __all__ = ["METRICS", "AveragePrecision", "PartialAUC", "RankingMetric", "TwoWayPartialAUC"]
 
@@ -50,7 +48,7 @@ class RankingMetric(ABC):
         elif scores.shape[1] == 2:
             columns = {1: scores[:, 1] - scores[:, 0]}
         else:
-            columns = dict(enumerate(_all_log_odds(scores.double()).T))
+            columns = dict(enumerate(scores.double().softmax(dim=1).T))
         values = [
             self._value(*_counts(column.numpy(), labels.numpy() == label))
             for label, column in columns.items()
@@ -62,14 +60,6 @@ class RankingMetric(ABC):
     def _value(self, positive: np.ndarray, negative: np.ndarray) -> float:
         """Compute the value from the numbers of positive and negative samples above each threshold, whose
         first is 0 and whose last is the number of samples."""
-
-
-def _all_log_odds(scores: torch.Tensor) -> torch.Tensor:
-    """Return log(p / (1 - p)) of all classes, ``[n, classes]``. Only the largest p of a row may be rounded to
-    1."""
-    logarithms, largest = scores.log_softmax(dim=1), scores.argmax(dim=1)
-    odds = logarithms - torch.log1p(-logarithms.exp())
-    return odds.scatter(1, largest[:, None], log_odds(scores, largest)[:, None])
 
 
 def _counts(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

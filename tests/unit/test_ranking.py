@@ -60,12 +60,13 @@ def test_scores_of_several_classes():
     assert AveragePrecision().given(scores[:, :2], binary) == pytest.approx(expected, abs=CLOSE)
 
 
-def test_probabilities_that_are_rounded_to_1_have_different_ranks():
-    """Of each class, one sample is correct with a margin of 60, and another one wrong with 40."""
-    scores = torch.tensor([60.0, 60.0, 60.0, 40.0, 40.0, 40.0])[:, None] * torch.eye(3).repeat(2, 1)
-    labels = torch.tensor([0, 1, 2, 1, 2, 0])
-    found = [AveragePrecision().given(factor * scores, labels) for factor in (1, 0.1)]
-    assert found == [0.75, 0.75]
+def test_probabilities_that_are_1_in_single_precision_have_different_ranks():
+    rng = np.random.default_rng(1)
+    scores, labels = torch.from_numpy(10 * rng.standard_normal((60, 3))).float(), rng.integers(3, size=60)
+    probabilities = scores.double().softmax(dim=1).numpy()
+    expected = [average_precision_score(labels == k, probabilities[:, k]) for k in range(3)]
+    found = AveragePrecision().given(scores, torch.from_numpy(labels))
+    assert found == pytest.approx(np.mean(expected), abs=CLOSE)
 
 
 def test_undefined_values_are_nan():
