@@ -64,7 +64,6 @@ class AdaMFCGD(Algorithm):
 
     needs = {
         "project_init": ("C_g or C_f", lambda method: min(method.C_g, method.C_f) < math.inf),
-        "first_matrix": ("a matrix that adapts", lambda method: method.matrix.adapts),
     }
     source = "Huang n.d., Algorithm 1"
     cites = ("huang_nd_mfcgd",)

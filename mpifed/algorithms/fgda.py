@@ -78,8 +78,6 @@ class AdaFGDA(Algorithm):
         default="rule", description="A_1, B_1: the rule applied to the averaged initial estimators, I, or ρI"
     )
 
-    needs = {"first_matrix": ("a matrix that adapts", lambda method: method.matrix.adapts)}
-
     source = "Huang et al. 2024, Algorithm 1"
     cites = ("huang2024adafgda",)
     paper_cost = (

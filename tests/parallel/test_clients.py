@@ -260,6 +260,8 @@ EVENTFUL = {
 CLOCK = dict(
     bandwidth_down=1e3, bandwidth_up=3e2, gradients_per_second=7.0, latency=0.01, jitter=0.3, timeout=9.0
 )
+#: Without dropouts, the timeout has no effect and is refused.
+NO_TIMEOUT = {name: value for name, value in CLOCK.items() if name != "timeout"}
 COUNTED = ("bytes_up", "bytes_down", "oracle_calls", "phases", "federated_seconds")
 
 
@@ -278,7 +280,8 @@ def test_layouts_and_resumed_runs_are_bitwise_identical(comm, out, name, method,
             "availability": {"name": "trace", "file": trace_file(out, comm, rows)}
         }
     settings = dict(participation=participation, message=compressor(compression, True)[1], group=group)
-    settings |= dict(rounds=6, clock=CLOCK, checkpoint_every=2, keep=9)
+    settings |= dict(rounds=6, clock=CLOCK if "dropout" in participation else NO_TIMEOUT)
+    settings |= dict(checkpoint_every=2, keep=9)
     whole = run(job(f"{out}/whole", method, **settings), comm)
     if comm.rank == 0:
         alone = run(job(f"{out}/alone", method, **settings), SerialComm())
@@ -330,7 +333,7 @@ def test_the_base_of_a_difference_is_counted_as_download(comm, out):
 def test_rounds_without_clients_change_nothing(comm, out, capfd, group):
     """Rounds 1, 3 and 4 have no clients; values that are sent with the sums still arrive."""
     law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
-    config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=CLOCK, group=group)
+    config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=NO_TIMEOUT, group=group)
     simulation = started(config, comm=comm)
     points = [simulation.point().clone()]
     for r in range(1, 7):
@@ -402,9 +405,7 @@ def test_the_server_waits_for_clients_that_drop_out(comm, out):
         "dropout": {"dropout": [0.0, 0, 0, 0, 1]},
         "first": {"dropout": [0.0, 0, 0, 0, 1], "cohort": 4, "oversample": 5},
     }.items():
-        clock = CLOCK | {"jitter": 0.0}
-        if name == "all":
-            del clock["timeout"]  # it has no effect without dropouts, and is refused
+        clock = (CLOCK if participation else NO_TIMEOUT) | {"jitter": 0.0}
         result = run(job(f"{out}/{name}", METHOD, participation, rounds=2, clock=clock), comm)
         if comm.rank == 0:
             seconds[name] = result.costs["federated_seconds"][-1]

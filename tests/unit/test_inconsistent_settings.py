@@ -30,8 +30,6 @@ REFUSED = [
     ("SAGDA", dict(K=1, eta_xl=0.1, eta_yl=0.1, first_variates="gradient"), "first_variates"),
     ("FedMuonDA", METHODS["FedMuonDA"][0] | dict(orthogonalize="svd", iterations=3), "iterations"),
     ("AdaMFCGD", dict(q=1, project_init=True), "project_init"),
-    ("AdaMFCGD", dict(q=1, matrix="identity", first_matrix="rho"), "first_matrix"),
-    ("AdaFGDA", dict(q=1, matrix="identity", first_matrix="identity"), "first_matrix"),
     ("DRFA", dict(tau=2, eta=0.1, gamma=0.1, snapshot=0, snapshot_weights="uniform"), "snapshot_weights"),
 ]
 
