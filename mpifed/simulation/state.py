@@ -228,7 +228,8 @@ def memory_needs(config: SimulationSettings, problem: Problem, clients: int, mem
     sums = max_partial_sums(0, clients) - (config.run.reduction == "fused")
     steps = max(1, local_steps(method))
     noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
-    rows = drawn_at_once(members, group, steps, config.oracle.batch_size)
+    batch_size = min(1, config.oracle.batch_size) if problem.single_row else config.oracle.batch_size
+    rows = drawn_at_once(members, group, steps, batch_size)
     records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
     filled = [0 if single else message_rows(group, members, itemsize * size) for size in sizes]
     return {

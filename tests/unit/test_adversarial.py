@@ -124,6 +124,7 @@ def test_the_adversary_stays_in_the_box_and_in_the_range_of_pixels():
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.filterwarnings("ignore:.* the largest number of a sample is up to 255")
 def test_images_outside_of_the_range_are_refused(part):
     def bright():
         images, labels = np.ones((4, 1, 2, 2)), np.arange(4) % 2

@@ -33,7 +33,6 @@ ALLOWED = {
     ("parallel/shared_memory.py", "_write"): "writes to memory",
     ("parallel/transport.py", "comm.cuda_aware"): "asks the library",
     ("simulation/not_finite.py", "_evaluate"): "evaluates derivatives",
-    ("simulation/setup.py", "problem.prepare"): "a problem knows no ranks; data were read before",
     ("tuning/tuner.py", "preview"): "each rank runs its studies alone",
     ("tuning/tuner.py", "self._send"): "resumes a generator",
     ("tuning/tuner.py", "self._write"): "writes tables",

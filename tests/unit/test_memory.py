@@ -7,6 +7,7 @@ import re
 import resource
 import tracemalloc
 
+import numpy as np
 import pytest
 import scipy.special  # noqa: F401  before memory is traced: normal numbers load it
 import torch
@@ -94,10 +95,20 @@ def test_residuals_match_the_estimate(compression, feedback):
     assert held == (9 * 600 * 4 if feedback and compression["ratio"] < 1 else 0)
 
 
+class Rows(Saddle):
+    """A problem whose minibatches have ``batch_size`` rows."""
+
+    single_row = False
+
+    def client_sizes(self, clients):
+        return np.ones_like(clients)
+
+
 @pytest.mark.parametrize("drawn", [10**6, 500, 60, 1])
 @pytest.mark.parametrize("group", [1, 3, "all"])
-def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
-    """Nine clients with three steps per round, and eight elements of noise and five rows per sample."""
+@pytest.mark.parametrize("rows", [1, 5])
+def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, rows, group, drawn):
+    """Nine clients with three steps per round, and eight elements of noise and one or five rows per sample."""
     monkeypatch.setattr(sampling, "MAX_DRAWN", drawn)
     made, plain = {}, sampling.Stream
 
@@ -105,14 +116,14 @@ def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
         made[purpose] = max(made.get(purpose, 0), len(clients) * count)
         return plain(seed, purpose, clients, round, count, first)
 
-    work, of = LocalSGDA(q=3, eta_x=0.01, eta_y=0.01), Saddle(d=4, clients=9)
+    work, of = LocalSGDA(q=3, eta_x=0.01, eta_y=0.01), (Saddle if rows == 1 else Rows)(d=4, clients=9)
     oracle = {"batch_size": 5, "noise": {"name": "gaussian", "scale": 0.1}}
     config = Config(algorithm=work, problem=of, oracle=oracle, run={"group": group})
     simulation = started(config)
     monkeypatch.setattr(sampling, "Stream", noted)
     for _ in range(3):  # the first round does not know the number of samples
         simulation.step()
-    taken = max(8 * made["noise"] * BYTES_PER_DRAW, 5 * made["sample"] * state._ROW)
+    taken = max(8 * made["noise"] * BYTES_PER_DRAW, rows * made["sample"] * state._ROW)
     # The last samples of a client may be drawn together with those of further clients.
     assert 0.5 * taken <= memory_needs(config, of, 9, 9)["samples"] <= taken
 
@@ -123,7 +134,7 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
     def samples(d, batch_size, noise):
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})
         work = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
-        config = Config(algorithm=work, problem=Saddle(d=d, clients=4), oracle=oracle, run={"group": "all"})
+        config = Config(algorithm=work, problem=Rows(d=d, clients=4), oracle=oracle, run={"group": "all"})
         return memory_needs(config, config.problem, 4, 4)["samples"]
 
     rows = 4 * 2 * 3 * (2**14 // (4 * 2 * 3)) * 20
@@ -139,7 +150,7 @@ def test_noise_and_rows_are_not_drawn_at_the_same_time():
         (Saddle(clients=10**11), {}, "needs at least"),
         (Saddle(clients=10_000, d=5 * 10**7), {}, "a smaller problem (problem.d = 50,000,000, problem.clie"),
         (Saddle(clients=2**63 - 1, d=2**63 - 1), {}, "TiB of memory with 1 rank on the node"),
-        (Saddle(), {"oracle": {"batch_size": 10**18}}, "or a smaller oracle.batch_size"),
+        (LinearMAML(), {"oracle": {"batch_size": 10**18}}, "or a smaller oracle.batch_size"),
         *(
             (build(PROBLEMS[name], {"clients": 10**12}, name), {}, "needs at least")
             for name in (*LARGE, "FewShotMAML")

@@ -1,7 +1,10 @@
 """``mpifed new``: templates that run without changes, printed next commands, and existing files."""
 
+import errno
+import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from commands import error_of, invoke, output_of
@@ -41,10 +44,13 @@ def test_existing_files_are_not_replaced(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
+    monkeypatch.setattr(Path, "open", full)
     error = invoke("new", "job").exception
-    assert isinstance(error, ConfigError) and "cannot write job.toml: No such file" in str(error)
+    assert isinstance(error, ConfigError) and "cannot write job.toml: No space left" in str(error)
 
 
 @pytest.mark.parametrize("method, problem", [("FedAvg", None), ("LSGD", None), (None, "SinusoidMAML")])
