@@ -108,7 +108,7 @@ class Rows(Saddle):
 @pytest.mark.parametrize("group", [1, 3, "all"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, rows, group, drawn):
-    """Nine clients with three steps per round, and eight elements of noise and one or five rows per sample."""
+    """Nine clients with three steps per round, eight elements of noise, and one or five rows per sample."""
     monkeypatch.setattr(sampling, "MAX_DRAWN", drawn)
     made, plain = {}, sampling.Stream
 
