@@ -39,8 +39,8 @@ from mpifed.simulation.state import expect_memory
 
 __all__ = ["default_dtype", "place_clients", "prepare", "read_files", "resolve_reduction"]
 
-#: Maximum duration in seconds of a ``prepare`` that is called twice.
-FAST = 1.0
+#: Maximum duration in seconds of a ``prepare`` that is called twice. Longer ones may need much memory.
+FAST = 0.2
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from mpifed.cli.main import main
 from mpifed.config.plugins import changed_sources, expect_same_sources, find_class, name_of
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle as PackageSaddle
+from mpifed.simulation import setup
 
 #: A problem with the name of a problem of the package and another starting point.
 PLUGIN = """
@@ -267,6 +269,7 @@ def test_a_users_problem_gets_the_data_folder_of_the_environment(monkeypatch):
             PackageSaddle.prepare(self, seed, data_dir)
 
     monkeypatch.setenv("MPIFED_DATA", "~/data")
+    monkeypatch.setattr(setup, "FAST", math.inf)  # also on a busy machine
     folder = os.path.expanduser("~/data")
     assert data_folder(Own, None) == folder and data_folder(Own, "here") == "here"
     assert data_folder(PackageSaddle, None) is None

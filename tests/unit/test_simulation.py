@@ -1,5 +1,6 @@
 """Simulations from Python, the interval between evaluations, and blocks with one copy per client."""
 
+import math
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
-from mpifed.simulation import executor
+from mpifed.simulation import executor, setup
 from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.options import ExecutionOptions, StationarityOptions
 
@@ -326,7 +327,9 @@ def test_global_generators_are_seeded_for_the_data_and_the_start(seed):
     ("initial", r"initial\(\) returns another point for block 'x' when it is called again"),
     ("loss", r"loss\(\) returns values that depend on more than .* and in prepare\(\) no random numbers"),
 ])  # fmt: skip
-def test_other_generators_must_be_seeded(function, message):
+def test_other_generators_must_be_seeded(monkeypatch, function, message):
+    monkeypatch.setattr(setup, "FAST", math.inf)  # also on a busy machine
+
     class Unseeded(Drawn):
         def prepare(self, seed, data_dir=None):
             self.factor = 1 + (function == "loss") * np.random.default_rng().random()
