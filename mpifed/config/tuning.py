@@ -74,7 +74,6 @@ class Tune(Section):
 
     needs: ClassVar[Needs] = {
         "budget": ("several methods", lambda tune: len(tune.methods) > 1),
-        "risk": ("seeds >= 2", lambda tune: tune.seeds > 1),
     }
 
 
