@@ -109,7 +109,9 @@ class Folder:
     def _create(self) -> None:
         missing = [self.path, *self.path.parents]
         missing = missing[: next(i for i, place in enumerate(missing) if place.is_dir())]
-        for place in filter(os.path.lexists, missing):
+        for place in missing:
+            if not os.path.lexists(place) or place.is_dir():  # another process may create it now
+                continue
             kind = f"a link to {os.readlink(place)} that leads nowhere" if place.is_symlink() else "a file"
             raise NotADirectoryError(errno.ENOTDIR, f"{place} is {kind}")
         self.path.mkdir(parents=True)

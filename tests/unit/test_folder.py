@@ -107,6 +107,16 @@ def test_lock_file_that_a_crash_of_the_host_left_zero(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
+def test_a_parent_that_another_process_creates_now(tmp_path, monkeypatch):
+    def late(path):
+        (tmp_path / "trials").mkdir(exist_ok=True)
+        return lexists(path)
+
+    lexists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", late)
+    opened(tmp_path / "trials/a").close()
+
+
 def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
     opened(tmp_path).close()
     for name in ("checkpoint-00000004.h5.tmp.123", "run.h5.tmp.9", "checkpoint-00000002.h5", "notes.txt"):
