@@ -50,9 +50,9 @@ from mpifed.core.streams import Stream, generator, seeded_globals
 __all__ = [
     "Batch", "Bilevel", "Composition", "DataFile", "Game", "Minimax", "Minimisation", "Named", "Operator",
     "Problem", "as_family", "data_read", "defines", "is_analytic", "named_point", "network_block",
-    "has_sizes", "initial_point", "listed_clients", "network_constants", "network_parameters",
-    "on_stored_data", "rows_of", "seed_of_preparation", "sizes_of", "starting_point", "user_point",
-    "user_problem", "with_network_weights",
+    "has_sizes", "initial_point", "listed_clients", "minibatch_rows", "network_constants",
+    "network_parameters", "on_stored_data", "rows_of", "seed_of_preparation", "sizes_of", "starting_point",
+    "user_point", "user_problem", "with_network_weights",
 ]  # fmt: skip
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -753,6 +753,11 @@ def has_sizes(problem: Problem) -> bool:
         getattr(getattr(source, name), "__func__", None) is not getattr(Problem, name)
         for name in ("client_size", "client_sizes")
     )
+
+
+def minibatch_rows(problem: Problem, size: int) -> int:
+    """Return the number of rows of minibatches for which ``size`` rows are requested; 0 means all rows."""
+    return min(size, 1) if user_problem(problem).single_row else size
 
 
 def listed_clients(clients: int, number: int = LISTED) -> np.ndarray:

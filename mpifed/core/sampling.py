@@ -31,7 +31,7 @@ from mpifed.core.device import DeviceStream, to_device, to_device_as
 from mpifed.core.epochs import batches_per_epoch, shortest_batch
 from mpifed.core.noise import NOISES
 from mpifed.core.numerics import first_non_finite
-from mpifed.core.problem import Problem, sizes_of, user_problem
+from mpifed.core.problem import Problem, minibatch_rows, sizes_of, user_problem
 from mpifed.core.sample_words import AddressedBatch
 from mpifed.core.streams import Stream, permutations
 
@@ -264,9 +264,8 @@ class Sampler:
         drop_last: bool = False,
     ):
         self.permutes, self.drop_last = sampling == "without_replacement", drop_last
-        self._most_rows = 1 if user_problem(problem).single_row else sys.maxsize
         self.problem, self.seed, self.noise = problem, seed, noise
-        self.batch_size = min(batch_size, self._most_rows)
+        self.batch_size = minibatch_rows(problem, batch_size)
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
@@ -412,7 +411,7 @@ class Sampler:
         """
         key = (
             self.round if round is None else round,
-            self.batch_size if size is None else min(size, self._most_rows),
+            self.batch_size if size is None else minibatch_rows(self.problem, size),
             of if self.generates_samples else "",
         )
         if not isinstance(k, int):

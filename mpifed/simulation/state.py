@@ -21,7 +21,7 @@ from mpifed.base.errors import ConfigError, ContractError
 from mpifed.base.memory import format_bytes, host_memory
 from mpifed.base.settings import title
 from mpifed.core.algorithm import Algorithm, local_steps
-from mpifed.core.problem import Problem, as_family
+from mpifed.core.problem import Problem, as_family, minibatch_rows
 from mpifed.core.records import (
     Adaptive,
     Compressed,
@@ -228,8 +228,7 @@ def memory_needs(config: SimulationSettings, problem: Problem, clients: int, mem
     sums = max_partial_sums(0, clients) - (config.run.reduction == "fused")
     steps = max(1, local_steps(method))
     noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
-    batch_size = min(1, config.oracle.batch_size) if problem.single_row else config.oracle.batch_size
-    rows = drawn_at_once(members, group, steps, batch_size)
+    rows = drawn_at_once(members, group, steps, minibatch_rows(problem, config.oracle.batch_size))
     records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
     filled = [0 if single else message_rows(group, members, itemsize * size) for size in sizes]
     return {
